@@ -1,0 +1,46 @@
+"""Errors that a user can cause. Each is a sentence: what was wrong, with the values, and what to do."""
+
+from __future__ import annotations
+
+
+class MinibatcherError(Exception):
+    """A user's mistake. The command line prints the sentence and exits with code 2."""
+
+
+class InvalidParameter(MinibatcherError, ValueError):
+    """A parameter is out of its range, not a number, or does not go with another."""
+
+
+class UnknownName(MinibatcherError, ValueError):
+    """A strategy, profile, model or device name that does not exist; the sentence lists the known ones."""
+
+    def __init__(self, kind: str, name: str, known: list[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}; known: {', '.join(known)}")
+        self.known = known
+
+
+class ModelError(MinibatcherError):
+    """A checkpoint that is missing, incomplete, damaged or of an unsupported architecture."""
+
+
+class DeviceError(MinibatcherError):
+    """A device or precision that this machine does not have."""
+
+
+class WorkloadError(MinibatcherError):
+    """A workload that is missing, empty or malformed; names the line where there is one."""
+
+
+class MissingDependency(MinibatcherError, ImportError):
+    """An optional package is not installed; the sentence says which and how to get it."""
+
+
+class RequestRefused(MinibatcherError):
+    """A request that could never be served, refused when it is submitted.
+
+    Attributes: `need` and `have` in tokens (or blocks, as `unit` says) and `hint`, what to change.
+    """
+
+    def __init__(self, what: str, *, need: int, have: int, unit: str, hint: str) -> None:
+        super().__init__(f"{what}: need {need} {unit}, have {have}; {hint}")
+        self.need, self.have, self.unit, self.hint = need, have, unit, hint

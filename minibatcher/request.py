@@ -1,0 +1,167 @@
+"""The life of one request: what was asked, how far it has come, how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .errors import InvalidParameter
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. The values are those of OpenAI-compatible servers."""
+
+    STOP = "stop"  # end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens reached
+    ABORT = "abort"  # the client gave up
+
+
+class Status(str, Enum):
+    WAITING = "waiting"  # in the queue: new, or preempted
+    RUNNING = "running"  # holds a slot
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    temperature: 0 is greedy (the most probable token), else logits are divided by it.
+    top_k: keep the k most probable tokens; 0 keeps all. top_p: keep the smallest set whose probability reaches p.
+    seed: start of this request's own random stream; None derives one from the engine's seed and the request id.
+    max_tokens, min_tokens: bounds on generated tokens; before min_tokens nothing but max_tokens or an abort ends it.
+    stop: strings that end the text (and are left out of it). stop_token_ids: tokens that end it.
+    ignore_eos: go on after the end-of-sequence token, so that the output length is exactly max_tokens.
+    Raises InvalidParameter.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name, low in (("max_tokens", 1), ("min_tokens", 0), ("top_k", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise InvalidParameter(f"{name} must be a whole number of at least {low}, not {value!r}")
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameter(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if not _is_number(self.temperature) or self.temperature < 0:
+            raise InvalidParameter(f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}")
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+            raise InvalidParameter(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
+        if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
+            raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
+        if not all(isinstance(text, str) and text for text in stop):
+            raise InvalidParameter(f"stop must hold non-empty strings, not {stop!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(eq=False)
+class Request:
+    """One request and all the state that a server keeps for it.
+
+    There is no prefill phase and no decode phase: `num_tokens` counts prompt and generated tokens, `num_computed_tokens`
+    those whose keys and values are in the cache, and each step lets the second catch up with the first.
+    `prompt_token_ids` is any sequence of ints; a simulator passes `range(n)`. Times are seconds on the engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    arrival_time: float = 0.0
+    priority: int = 0
+    tenant: str = "default"
+
+    output_token_ids: list[int] = field(default_factory=list)
+    output_text: str = ""
+    num_computed_tokens: int = 0
+    status: Status = Status.WAITING
+    slot: int | None = None
+    num_preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or stop token that ended it
+
+    first_scheduled_time: float | None = None
+    token_times: list[float] = field(default_factory=list)
+    finish_time: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_token_ids) == 0:
+            raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
+        if not _is_number(self.arrival_time) or self.arrival_time < 0:
+            raise InvalidParameter(
+                f"arrival_time must be a number of at least 0, not {self.arrival_time!r} (request {self.request_id!r})"
+            )
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens known but not yet computed: the prompt at first, then one a step."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The most tokens that this request can ever hold in the KV cache."""
+        return self.num_prompt_tokens + self.params.max_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only its newest generated token is left to compute."""
+        return bool(self.output_token_ids) and self.num_pending_tokens == 1
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def token_slice(self, start: int, stop: int) -> list[int]:
+        """Token ids `start:stop` of prompt + output, without joining the two."""
+        n = len(self.prompt_token_ids)
+        head = self.prompt_token_ids[start:stop] if start < n else ()
+        tail = self.output_token_ids[max(start - n, 0) : stop - n] if stop > n else ()
+        return [*head, *tail]
+
+    def append(self, token_id: int, now: float, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        """Take a generated token, and finish if it ends the request. Stop strings are the detokeniser's business."""
+        self.output_token_ids.append(token_id)
+        self.token_times.append(now)
+        params = self.params
+        may_stop = self.num_output_tokens >= params.min_tokens
+        if may_stop and not params.ignore_eos and token_id in eos_token_ids:
+            self.finish(FinishReason.STOP, now)
+        elif may_stop and token_id in params.stop_token_ids:
+            self.stop_reason = token_id
+            self.finish(FinishReason.STOP, now)
+        elif self.num_output_tokens >= params.max_tokens:
+            self.finish(FinishReason.LENGTH, now)
+
+    def finish(self, reason: FinishReason, now: float) -> None:
+        """End it. A request ends exactly once: a second end is a bug in the caller."""
+        if self.finished:
+            raise RuntimeError(f"request {self.request_id!r} ended twice: {self.finish_reason} and {reason}")
+        self.status, self.finish_reason, self.finish_time = Status.FINISHED, reason, now

@@ -1,0 +1,45 @@
+"""The batching strategies: one file each, told apart by the plan that they make."""
+
+from __future__ import annotations
+
+from ..errors import UnknownName
+from ..kv.blocks import BlockKV
+from .base import Row, Scheduler, SchedulerConfig, StepPlan, Wait, WaitReason
+from .chunked import ChunkedScheduler
+from .continuous import ContinuousScheduler
+from .dynamic import DynamicScheduler
+from .solo import SoloScheduler
+from .static import StaticScheduler
+
+STRATEGIES: dict[str, type[Scheduler]] = {
+    cls.name: cls for cls in (SoloScheduler, StaticScheduler, DynamicScheduler, ContinuousScheduler, ChunkedScheduler)
+}
+
+
+def strategy(name: str) -> type[Scheduler]:
+    """The scheduler class of that name. Raises UnknownName, which lists the known ones."""
+    if name not in STRATEGIES:
+        raise UnknownName("strategy", name, list(STRATEGIES))
+    return STRATEGIES[name]
+
+
+def make_scheduler(name: str, kv: BlockKV, config: SchedulerConfig) -> Scheduler:
+    return strategy(name)(kv, config)
+
+
+__all__ = [
+    "STRATEGIES",
+    "ChunkedScheduler",
+    "ContinuousScheduler",
+    "DynamicScheduler",
+    "Row",
+    "Scheduler",
+    "SchedulerConfig",
+    "SoloScheduler",
+    "StaticScheduler",
+    "StepPlan",
+    "Wait",
+    "WaitReason",
+    "make_scheduler",
+    "strategy",
+]

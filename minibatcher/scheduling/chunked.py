@@ -1,0 +1,61 @@
+"""Chunked prefill: one token budget a step; decodes take theirs first, prompts are cut to fit the rest.
+
+Source: Agrawal et al., «Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve», OSDI 2024, section 4.
+"""
+
+from __future__ import annotations
+
+from .base import Request, Row, Scheduler, StepPlan, Wait, WaitReason
+
+
+class ChunkedScheduler(Scheduler):
+    """Each step lets every request's computed tokens catch up with its tokens, under a budget of `max_num_batched_tokens`.
+
+    A decode is a request that is one token behind, a prompt one that is many behind. Decodes are served first, so no
+    prompt can stall them; `prefill_first` turns that round.
+    """
+
+    name = "chunked"
+
+    def schedule(self, now: float) -> StepPlan:
+        plan = StepPlan()
+        budget = self.config.max_num_batched_tokens
+        passes = [self._serve_decodes, self._serve_prompts, self._admit_waiting]
+        if self.config.prefill_first:
+            passes = [self._serve_prompts, self._admit_waiting, self._serve_decodes]
+        for serve in passes:
+            budget = serve(plan, budget)
+        return plan
+
+    def _serve_decodes(self, plan: StepPlan, budget: int) -> int:
+        return self._serve([r for r in self.running if r.is_decoding], plan, budget)
+
+    def _serve_prompts(self, plan: StepPlan, budget: int) -> int:
+        return self._serve([r for r in self.running if not r.is_decoding], plan, budget)
+
+    def _serve(self, requests: list[Request], plan: StepPlan, budget: int) -> int:
+        """Give running requests their pending tokens, oldest first, as far as the budget goes; returns what is left."""
+        for request in requests:
+            if budget == 0:
+                break
+            if request.slot is None:  # preempted a moment ago, for an older one
+                continue
+            num_tokens = min(request.num_pending_tokens, budget)
+            if self._grow(request, request.num_computed_tokens + num_tokens, plan):
+                plan.rows.append(Row(request, num_tokens))
+                budget -= num_tokens
+        return budget
+
+    def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
+        """Let waiting requests in while budget, slots and KV last; returns what is left of the budget."""
+        while self.waiting and not plan.preempted:
+            head = self.waiting[0]
+            if budget == 0:
+                plan.wait = Wait(head.request_id, WaitReason.BUDGET)
+                break
+            num_tokens = min(head.num_pending_tokens, budget)
+            if not self._admit_head(plan, num_tokens):
+                break
+            plan.rows.append(Row(head, num_tokens))
+            budget -= num_tokens
+        return budget

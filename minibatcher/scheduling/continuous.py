@@ -1,0 +1,37 @@
+"""Continuous (iteration-level) batching: after every step the finished leave and the waiting enter.
+
+Source: Yu et al., «Orca: A Distributed Serving System for Transformer-Based Generative Models», OSDI 2022, section 3.
+Prompts go first and whole, as in early vLLM; a step carries either prompts or decodes.
+"""
+
+from __future__ import annotations
+
+from .base import Row, Scheduler, StepPlan, Wait, WaitReason
+
+
+class ContinuousScheduler(Scheduler):
+    """If anybody can enter, the step computes their whole prompts, and all running requests wait for it; else all decode.
+
+    `max_num_batched_tokens` bounds how many prompts share a step. A single longer prompt runs alone: it can't be cut.
+    """
+
+    name = "continuous"
+
+    def schedule(self, now: float) -> StepPlan:
+        plan = StepPlan()
+        budget = self.config.max_num_batched_tokens
+        while self.waiting:
+            head = self.waiting[0]
+            if plan.rows and head.num_pending_tokens > budget:
+                plan.wait = Wait(head.request_id, WaitReason.BUDGET, head.num_pending_tokens, budget)
+                break
+            if not self._admit_head(plan, head.num_pending_tokens):
+                break
+            plan.rows.append(Row(head, head.num_pending_tokens))
+            budget -= head.num_pending_tokens
+        if plan.rows:
+            return plan
+        for request in list(self.running):
+            if request.slot is not None and self._grow(request, request.num_tokens, plan):
+                plan.rows.append(Row(request, request.num_pending_tokens))
+        return plan

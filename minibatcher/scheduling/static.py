@@ -1,0 +1,53 @@
+"""Static batching: collect a batch, pad it to its longest prompt, decode until *every* request in it has ended."""
+
+from __future__ import annotations
+
+from .base import Row, Scheduler, StepPlan, Wait, WaitReason
+
+
+class StaticScheduler(Scheduler):
+    """Waits for `max_num_seqs` requests, or until the oldest has waited `batch_timeout_s`, then runs them as one block.
+
+    Nobody enters and nobody leaves before the last one is done: a row whose request has ended is computed all the same,
+    and its token is thrown away.
+    """
+
+    name = "static"
+    kv_layout = "slots"
+
+    def schedule(self, now: float) -> StepPlan:
+        plan = StepPlan()
+        if not self.running and not self._launch(now, plan):
+            return plan
+        plan.rows = [Row(r, 0 if r.finished else r.num_pending_tokens) for r in self.running]
+        plan.width = max(row.num_tokens for row in plan.rows)
+        if self.waiting:
+            plan.wait = Wait(self.waiting[0].request_id, WaitReason.LAUNCHED)
+        return plan
+
+    def update(self) -> None:
+        if all(r.finished for r in self.running):
+            super().update()
+
+    def _launch(self, now: float, plan: StepPlan) -> bool:
+        """Start a batch if it is full or its time is up; else say until when it waits."""
+        if not self.waiting:
+            return False
+        launch_at = self.waiting[0].arrival_time + self._patience()
+        if len(self.waiting) < self.config.max_num_seqs and now < launch_at:
+            plan.wake_at = launch_at
+            plan.wait = Wait(
+                self.waiting[0].request_id, WaitReason.FILLING, self.config.max_num_seqs, len(self.waiting)
+            )
+            return False
+        self._arrange_queue()
+        while self.waiting and self._admit_head(plan, self.waiting[0].max_total_tokens):
+            pass
+        return bool(self.running)
+
+    def _patience(self) -> float:
+        """Seconds that the oldest request may wait for company."""
+        return self.config.batch_timeout_s
+
+    def _arrange_queue(self) -> None:
+        """Choose who is in the next batch by moving them to the head of the queue. Here: in order of arrival."""
