@@ -1,0 +1,50 @@
+# Needs Python 3.10 or later with venv, make and git; works with GNU make 3.81 (macOS) and later.
+PYTHON ?= python3
+VENV ?= .venv
+LAB_FLAGS ?=
+PYTEST_FLAGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := lab,test,hub,gguf,dev
+# Kernels and shell commands inside a notebook find this environment's programs first.
+IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
+# Two OpenMP threads that spin beside a busy process make a step many times slower; waiting passively does not.
+TEST_ENV := $(IN_VENV) OMP_WAIT_POLICY=passive
+# Jupyter refuses to run as root unless told that it is meant (containers, continuous integration).
+AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
+# Labs are left out: a stub is supposed to fail.
+NOTEBOOKS = $(wildcard chapters/*.ipynb solutions/*.ipynb)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test format labs clean
+
+help: ## Print this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+lab: $(STAMP) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
+	$(IN_VENV) jupyter-lab $(AS_ROOT) $(LAB_FLAGS) chapters/index.ipynb
+
+test: $(STAMP) ## Run everything that must hold: lint, format, generated notebooks, tests (PYTEST_FLAGS="-k kv")
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(TEST_ENV) minibatcher labs build --check
+	$(TEST_ENV) python -m pytest --nbval-lax --nbval-current-env --nbval-cell-timeout=120 $(PYTEST_FLAGS) tests $(NOTEBOOKS)
+
+format: $(STAMP) ## Format the code and mend what the linter can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+labs: $(STAMP) ## Rebuild the generated notebooks from their Markdown sources
+	$(TEST_ENV) minibatcher labs build
+
+clean: ## Remove the environment and all caches
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The lock keeps a class on identical versions; the environment is renewed when it or pyproject.toml changes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 10) else "minibatcher needs Python 3.10 or later and this is " + v + ". Name another one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
