@@ -1,11 +1,13 @@
-"""What happened, step by step: one record a step, one record a request. Metrics, plots, labs and grades read only this."""
+"""What happened: one record a step, one record a request. Metrics, plots, labs and grades read only this."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 from .errors import WorkloadError
 
 SCHEMA_VERSION = 1
+CLOCKS = ("measured", "simulated")
 
 
 class RowState(str, Enum):
@@ -22,6 +25,8 @@ class RowState(str, Enum):
     DECODE = "decode"
     STALLED = "stalled"  # running, but given no token in this step
     FINISHED = "finished"  # ended, yet keeps its row until the batch is done: its token is thrown away
+
+    __hash__ = str.__hash__  # Enum's own is written in Python, and slow for millions of rows
 
 
 class RowRecord(NamedTuple):
@@ -101,8 +106,8 @@ class Timeline:
     """The record of a run.
 
     clock: "measured" (wall clock) or "simulated" (virtual time); every table and plot says which.
-    header: strategy, max_num_seqs, max_num_batched_tokens, block_size, num_blocks, max_model_len, workload, seed, model,
-    hardware, software: whatever is needed to redo the run.
+    header: strategy, max_num_seqs, max_num_batched_tokens, block_size, num_blocks, max_model_len, workload, seed,
+    model, hardware, software: whatever is needed to redo the run.
     """
 
     clock: str = "measured"
@@ -115,22 +120,41 @@ class Timeline:
         return self.header["max_num_seqs"]
 
     @property
+    def span(self) -> tuple[float, float]:
+        """Start and end in seconds: first arrival and last event of a whole run, first and last step of a slice."""
+        if self.steps and "slice" in self.header:
+            return self.steps[0].start, self.steps[-1].end
+        arrivals = [r.arrival_time for r in self.requests.values()]
+        ends = [r.finish_time for r in self.requests.values() if r.finish_time is not None]
+        start = min(arrivals, default=self.steps[0].start if self.steps else 0.0)
+        return start, max(start, *ends, *(step.end for step in self.steps[-1:]))
+
+    @property
     def duration(self) -> float:
-        """Seconds from the first arrival to the last event."""
-        if not self.steps:
-            return 0.0
-        return self.steps[-1].end - min(r.arrival_time for r in self.requests.values())
+        """Seconds from the first arrival to the last event; of a slice, from its first step to its last."""
+        start, end = self.span
+        return end - start
 
     def slice(self, first: int, stop: int) -> Timeline:
-        """The steps `first:stop` with the requests that appear in them."""
-        steps = self.steps[first:stop]
-        names = {row.request_id for step in steps for row in step.rows}
-        kept = {name: r for name, r in self.requests.items() if name in names}
-        return Timeline(self.clock, dict(self.header), steps, kept)
+        """The steps `first:stop`, with the requests that ran or waited in them (their records are whole).
 
-    def waiting_at(self, index: int) -> list[str]:
-        """Requests that were in the queue when step `index` ran, in order of arrival."""
-        step = self.steps[index]
+        `header["slice"]` notes the indices of the first and the last step.
+        """
+        steps = self.steps[first:stop]
+        if not steps:
+            return Timeline(self.clock, dict(self.header))
+        names = {row.request_id for step in steps for row in step.rows}
+        kept = {
+            name: r
+            for name, r in self.requests.items()
+            if name in names
+            or (r.arrival_time <= steps[-1].start and (r.finish_time is None or r.finish_time > steps[0].start))
+        }
+        return Timeline(self.clock, self.header | {"slice": [steps[0].index, steps[-1].index]}, steps, kept)
+
+    def waiting_at(self, position: int) -> list[str]:
+        """Requests that were in the queue when `steps[position]` ran, in order of arrival."""
+        step = self.steps[position]
         holding = {row.request_id for row in step.rows}
         return [
             r.request_id
@@ -147,8 +171,8 @@ class Timeline:
             "schema_version": SCHEMA_VERSION,
             "clock": self.clock,
             "header": self.header,
-            "steps": [asdict(step) for step in self.steps],
-            "requests": [asdict(r) | {"output_hash": r.output_hash} for r in self.requests.values()],
+            "steps": [_plain(step) for step in self.steps],
+            "requests": [_plain(r) | {"output_hash": r.output_hash} for r in self.requests.values()],
         }
         path = Path(path)
         temporary = path.with_name(path.name + ".partial")
@@ -160,21 +184,77 @@ class Timeline:
         """Read what `save` wrote. Raises WorkloadError with what is wrong with the file."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise WorkloadError(f"can't read the timeline {path}: {error}") from error
         if not isinstance(data, dict) or data.get("schema") != "minibatcher.timeline":
             raise WorkloadError(f'{path} is not a minibatcher timeline (no "schema": "minibatcher.timeline")')
         if data.get("schema_version") != SCHEMA_VERSION:
             raise WorkloadError(
-                f"{path} has timeline schema version {data.get('schema_version')!r}; this minibatcher reads version {SCHEMA_VERSION}"
+                f"{path} has timeline schema version {data.get('schema_version')!r}; "
+                f"this minibatcher reads version {SCHEMA_VERSION}"
             )
         try:
-            steps = [StepRecord(**(step | {"rows": _rows(step["rows"])})) for step in data["steps"]]
-            requests = [RequestRecord(**{k: v for k, v in r.items() if k != "output_hash"}) for r in data["requests"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise WorkloadError(f"{path} is a damaged timeline: {error}") from error
-        return cls(data["clock"], data["header"], steps, {r.request_id: r for r in requests})
+            return cls._from_plain(data)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
+            raise WorkloadError(f"{path} is a damaged timeline: {what}; record the run again") from error
+
+    @classmethod
+    def _from_plain(cls, data: dict[str, Any]) -> Timeline:
+        """Build from parsed JSON. Raises LookupError, TypeError, ValueError or AttributeError where it is damaged."""
+        clock, header = data["clock"], data["header"]
+        if clock not in CLOCKS:
+            raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
+        if not isinstance(header["max_num_seqs"], int) or header["max_num_seqs"] < 1:
+            raise ValueError(f"max_num_seqs must be a whole number of at least 1, not {header['max_num_seqs']!r}")
+        requests = {}
+        for position, plain in enumerate(data["requests"]):
+            with _naming(f"request {position}"):
+                record = RequestRecord(**{k: v for k, v in plain.items() if k != "output_hash"})
+                times = [record.arrival_time, *record.token_times]
+                times += [t for t in (record.first_scheduled_time, record.finish_time) if t is not None]
+                _require_numbers(times, [record.num_prompt_tokens, record.num_output_tokens, *record.output_token_ids])
+                if record.output_hash != plain.get("output_hash", record.output_hash):
+                    raise ValueError(f"output_hash {plain['output_hash']!r} does not belong to its output_token_ids")
+            requests[record.request_id] = record
+        steps = []
+        for position, plain in enumerate(data["steps"]):
+            with _naming(f"step {position}"):
+                rows = [RowRecord(slot, name, RowState(state), *counts) for slot, name, state, *counts in plain["rows"]]
+                step = StepRecord(**(plain | {"rows": rows}))
+                counts = [step.num_computed_tokens, step.num_waiting, step.kv_used_blocks, step.kv_free_blocks]
+                counts += [n for row in rows for n in (row.slot, row.num_tokens, row.context)]
+                _require_numbers([step.start, step.duration], [*counts, step.kv_tokens])
+                for row in rows:
+                    if row.slot >= header["max_num_seqs"]:
+                        raise ValueError(f"slot {row.slot}, but max_num_seqs is {header['max_num_seqs']}")
+                    if row.request_id not in requests:
+                        raise ValueError(f"request {row.request_id!r} has no record")
+            steps.append(step)
+        return cls(clock, header, steps, requests)
 
 
-def _rows(rows: Iterable[list]) -> list[RowRecord]:
-    return [RowRecord(slot, name, RowState(state), n, context) for slot, name, state, n, context in rows]
+def _plain(record: StepRecord | RequestRecord) -> dict[str, Any]:
+    """Its fields, not copied: `dataclasses.asdict` copies every row, which takes minutes for millions of steps."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put `where` before the message of an error in a damaged record."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(
+            f"{where}: {what.replace('RequestRecord.__init__() ', '').replace('StepRecord.__init__() ', '')}"
+        ) from error
+
+
+def _require_numbers(times: list[float], counts: list[int]) -> None:
+    for value in times:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise ValueError(f"a time must be a number of seconds, not {value!r}")
+    for value in counts:
+        if type(value) is not int or value < 0:
+            raise ValueError(f"a count must be a whole number of at least 0, not {value!r}")
