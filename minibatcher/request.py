@@ -146,19 +146,29 @@ class Request:
         tail = self.output_token_ids[max(start - n, 0) : stop - n] if stop > n else ()
         return [*head, *tail]
 
-    def append(self, token_id: int, now: float, eos_token_ids: frozenset[int] = frozenset()) -> None:
-        """Take a generated token, and finish if it ends the request. Stop strings are the detokeniser's business."""
+    def append(self, token_id: int, now: float, eos_token_ids: frozenset[int] = frozenset(), detokenizer=None) -> str:
+        """Take a generated token, finish if it ends the request, and return the text that is now safe to show.
+
+        `detokenizer` (an IncrementalDetokenizer, or None where nobody reads the text) finds stop strings.
+        """
         self.output_token_ids.append(token_id)
         self.token_times.append(now)
         params = self.params
-        may_stop = self.num_output_tokens >= params.min_tokens
-        if may_stop and not params.ignore_eos and token_id in eos_token_ids:
+        ends_text = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
+        ends_text = ends_text and self.num_output_tokens >= params.min_tokens
+        text = detokenizer.add(token_id) if detokenizer and not ends_text else ""
+        if ends_text:
+            self.stop_reason = token_id if token_id in params.stop_token_ids else None
             self.finish(FinishReason.STOP, now)
-        elif may_stop and token_id in params.stop_token_ids:
-            self.stop_reason = token_id
+        elif detokenizer and detokenizer.stopped is not None:
+            self.stop_reason = detokenizer.stopped
             self.finish(FinishReason.STOP, now)
         elif self.num_output_tokens >= params.max_tokens:
             self.finish(FinishReason.LENGTH, now)
+        if detokenizer and self.finished:
+            text += detokenizer.finish()
+        self.output_text += text
+        return text
 
     def finish(self, reason: FinishReason, now: float) -> None:
         """End it. A request ends exactly once: a second end is a bug in the caller."""
