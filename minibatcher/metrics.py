@@ -1,0 +1,247 @@
+"""What a timeline amounts to in numbers. Every definition stands here, once, and is printed beside the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidParameter
+from .timeline import RequestRecord, RowState, Timeline
+
+COMPLETED = ("stop", "length")  # finish reasons of requests that were served to their end
+PERCENTILES = (50, 90, 99)
+
+DEFINITIONS: dict[str, str] = {
+    "makespan_s": "seconds from the first arrival to the last event",
+    "output_tokens_per_s": "generated tokens of all requests (aborted ones too) per second of makespan",
+    "total_tokens_per_s": "the same plus prompt tokens of requests that got a first token, each prompt counted once",
+    "requests_per_s": "requests served to their end (finish reason stop or length) per second of makespan",
+    "admissions_per_s": "requests let into a slot per second of makespan; again after a preemption counts again",
+    "queue_ms": "queue time: milliseconds from arrival until first scheduled; waits after a preemption are not in it",
+    "ttft_ms": "time to first token: milliseconds from arrival to the first token, queue time included",
+    "itl_ms": "inter-token latency: milliseconds between successive tokens of a request, all requests' gaps pooled",
+    "tpot_ms": "time per output token: milliseconds from first to last token / (tokens - 1), per request of 2 or more",
+    "e2el_ms": "end-to-end latency: milliseconds from arrival to the end, of requests served to their end",
+    "slot_occupancy": "slots that computed a useful token / all slots, mean over steps",
+    "slot_occupancy_time": "the same with each step weighted by its duration; time between steps is not in it",
+    "slot_shares": "shares of steps x slots: prefill, decode, stalled, finished (ended, still in the batch), idle",
+    "batch_fill": "slots that hold a request / all slots, mean over steps",
+    "batch_efficiency": "slots that computed a useful token / slots that hold a request; x fill = slot occupancy",
+    "padding_share": "padding tokens / all tokens computed; the rows of ended requests are padding",
+    "padding_prompt_share": "padding in rows of live requests (prompts filled up to the longest) / all tokens computed",
+    "padding_finished_share": "padding in rows of requests that have ended / all tokens computed",
+    "kv_occupancy": (
+        "tokens_of_reserved: tokens held / room for tokens in the blocks in use; "
+        "blocks_of_pool: blocks in use / all blocks, mean over steps; blocks_peak: the highest"
+    ),
+    "queue_depth": "requests waiting after admission: mean over steps, and highest",
+    "busy_share": "time inside steps / makespan",
+    "tokens_per_step": "tokens computed per step, padding included",
+    "num_preemptions": "times that a request lost its slot and its KV and had to start again",
+    "goodput_per_s": "requests served to their end within every objective stated, per second of makespan",
+    "cost_per_million_output_tokens": "price per hour x makespan in hours / generated tokens x 1,000,000",
+    "cost_per_request": "price per hour x makespan in hours / requests served to their end",
+    "percentiles": "p50, p90, p99: interpolated linearly between sorted samples; n: number of samples",
+}
+
+
+def summarize(timeline: Timeline) -> dict[str, Any]:
+    """Every metric of a run, as plain numbers, dicts and None (where there is no sample): it can go into JSON as it is.
+
+    DEFINITIONS says what each one means. Of a slice, rates and step metrics are those of the slice's span; latencies
+    are those of all requests in it.
+    """
+    start, end = timeline.span
+    requests = list(timeline.requests.values())
+
+    def inside(moment: float) -> bool:
+        return "slice" not in timeline.header or start < moment - 1e-9 <= end  # the clock's last digits may differ
+
+    output_tokens = sum(inside(t) for r in requests for t in r.token_times)
+    prompt_tokens = sum(r.num_prompt_tokens for r in requests if r.token_times and inside(r.token_times[0]))
+    num_served = sum(r.finish_reason in COMPLETED and inside(r.finish_time) for r in requests)
+    admitted = sum(len(step.admitted) for step in timeline.steps)
+    reasons = Counter(r.finish_reason or "unfinished" for r in requests)
+    return {
+        "clock": timeline.clock,
+        "makespan_s": end - start,
+        "num_requests": len(requests),
+        "num_finished": dict.fromkeys(("stop", "length", "abort"), 0) | dict(reasons),
+        "num_output_tokens": output_tokens,
+        "num_prompt_tokens": prompt_tokens,
+        "output_tokens_per_s": _ratio(output_tokens, end - start),
+        "total_tokens_per_s": _ratio(output_tokens + prompt_tokens, end - start),
+        "requests_per_s": _ratio(num_served, end - start),
+        "admissions_per_s": _ratio(admitted, end - start),
+        "queue_ms": _spread(queue_time(r) for r in requests),
+        "ttft_ms": _spread(ttft(r) for r in requests),
+        "itl_ms": _spread(gap for r in requests for gap in itl(r)),
+        "tpot_ms": _spread(tpot(r) for r in requests),
+        "e2el_ms": _spread(e2el(r) for r in requests),
+        **_step_metrics(timeline),
+    }
+
+
+def queue_time(request: RequestRecord) -> float | None:
+    """Seconds from arrival until first scheduled, None if it never was."""
+    return None if request.first_scheduled_time is None else request.first_scheduled_time - request.arrival_time
+
+
+def ttft(request: RequestRecord) -> float | None:
+    """Time to first token in seconds, queue time included; None without a token."""
+    return request.token_times[0] - request.arrival_time if request.token_times else None
+
+
+def itl(request: RequestRecord) -> list[float]:
+    """Inter-token latencies in seconds: one fewer than there are tokens."""
+    times = request.token_times
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def tpot(request: RequestRecord) -> float | None:
+    """Time per output token after the first, in seconds; None with fewer than two tokens."""
+    times = request.token_times
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def e2el(request: RequestRecord) -> float | None:
+    """End-to-end latency in seconds; None for a request that was aborted or has not ended."""
+    return request.finish_time - request.arrival_time if request.finish_reason in COMPLETED else None
+
+
+def goodput(
+    timeline: Timeline,
+    *,
+    ttft_ms: float | None = None,
+    tpot_ms: float | None = None,
+    itl_p99_ms: float | None = None,
+    e2el_ms: float | None = None,
+) -> dict[str, Any]:
+    """Requests per second that were served to their end within every objective given (milliseconds, at most).
+
+    itl_p99_ms bounds the 99th percentile of the request's own gaps. A request of one token has neither gaps nor a TPOT
+    and meets those objectives. Returns the objective, `num_good`, `num_requests`, `good_share` and `goodput_per_s`.
+    Raises InvalidParameter.
+    """
+    objective = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "itl_p99_ms": itl_p99_ms, "e2el_ms": e2el_ms}
+    objective = {name: limit for name, limit in objective.items() if limit is not None}
+    if not objective:
+        raise InvalidParameter("goodput needs at least one objective: ttft_ms, tpot_ms, itl_p99_ms or e2el_ms")
+    for name, limit in objective.items():
+        _require_positive(name, limit)
+    _require_whole(timeline, "goodput")
+    values = {
+        "ttft_ms": ttft,
+        "tpot_ms": tpot,
+        "itl_p99_ms": lambda r: float(np.percentile(itl(r), 99)) if len(r.token_times) > 1 else None,
+        "e2el_ms": e2el,
+    }
+    good = sum(
+        r.finish_reason in COMPLETED
+        and all((values[name](r) or 0.0) * 1e3 <= limit for name, limit in objective.items())
+        for r in timeline.requests.values()
+    )
+    return {
+        "objective": objective,
+        "num_good": good,
+        "num_requests": len(timeline.requests),
+        "good_share": _ratio(good, len(timeline.requests)),
+        "goodput_per_s": _ratio(good, timeline.duration),
+    }
+
+
+def cost(timeline: Timeline, price_per_hour: float) -> dict[str, float | None]:
+    """What the run cost at a price per hour (any currency): in all, per million output tokens, per request served.
+
+    Compare costs only at the same latency objective: `goodput` says who meets it. Raises InvalidParameter.
+    """
+    _require_positive("price_per_hour", price_per_hour)
+    _require_whole(timeline, "cost")
+    total = price_per_hour * timeline.duration / 3600
+    tokens = sum(len(r.token_times) for r in timeline.requests.values())
+    served = sum(r.finish_reason in COMPLETED for r in timeline.requests.values())
+    return {
+        "price_per_hour": price_per_hour,
+        "cost_total": total,
+        "cost_per_million_output_tokens": _ratio(total * 1e6, tokens),
+        "cost_per_request": _ratio(total, served),
+    }
+
+
+def _step_metrics(timeline: Timeline) -> dict[str, Any]:
+    steps, slots = timeline.steps, timeline.num_slots
+    states: Counter[RowState] = Counter()
+    working, held, finished_padding = [], [], 0
+    for step in steps:
+        counts = Counter(row.state for row in step.rows)
+        states.update(counts)
+        held.append(len(step.rows))
+        working.append(sum(row.num_tokens > 0 for row in step.rows))
+        finished_padding += (step.width or 0) * counts[RowState.FINISHED]
+    working, held = np.array(working), np.array(held)
+    durations = np.array([step.duration for step in steps])
+    computed = sum(step.num_computed_tokens for step in steps)
+    padding = sum(step.num_padding_tokens for step in steps)
+    places = len(steps) * slots
+    shares = {state.value: _ratio(states[state], places) for state in RowState}
+    used = np.array([step.kv_used_blocks for step in steps])
+    blocks = np.array([step.kv_used_blocks + step.kv_free_blocks for step in steps])
+    tokens_held = sum(step.kv_tokens for step in steps)
+    room = int(used.sum()) * timeline.header.get("block_size", 0)
+    pool_shares = used / np.maximum(blocks, 1)
+    waiting = np.array([step.num_waiting for step in steps])
+    return {
+        "num_steps": len(steps),
+        "num_preemptions": sum(len(step.preempted) for step in steps),
+        "slot_occupancy": _ratio(working.sum(), places),
+        "slot_occupancy_time": _ratio(working @ durations, durations.sum() * slots) if steps else None,
+        "slot_shares": shares | {"idle": _ratio(places - held.sum(), places)},
+        "batch_fill": _ratio(held.sum(), places),
+        "batch_efficiency": _ratio(working.sum(), held.sum()),
+        "num_computed_tokens": computed,
+        "num_padding_tokens": padding,
+        "padding_share": _ratio(padding, computed),
+        "padding_prompt_share": _ratio(padding - finished_padding, computed),
+        "padding_finished_share": _ratio(finished_padding, computed),
+        "tokens_per_step": _ratio(computed, len(steps)),
+        "kv_occupancy": {
+            "tokens_of_reserved": _ratio(tokens_held, room),
+            "blocks_of_pool": float(pool_shares.mean()) if steps else None,
+            "blocks_peak": float(pool_shares.max()) if steps else None,
+        },
+        "queue_depth": {
+            "mean": float(waiting.mean()) if steps else None,
+            "max": int(waiting.max()) if steps else None,
+        },
+        "busy_share": _ratio(durations.sum(), timeline.duration),
+    }
+
+
+def _spread(seconds: Iterable[float | None]) -> dict[str, Any]:
+    """mean, p50, p90, p99 in milliseconds and the number of samples; None for what was never measured."""
+    samples = np.array([s for s in seconds if s is not None]) * 1e3
+    names = ["mean", *(f"p{p}" for p in PERCENTILES)]
+    if not samples.size:
+        return dict.fromkeys(names) | {"n": 0}
+    values = [samples.mean(), *np.percentile(samples, PERCENTILES)]
+    return {name: float(value) for name, value in zip(names, values)} | {"n": samples.size}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return float(part) / float(whole) if whole else None
+
+
+def _require_positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise InvalidParameter(f"{name} must be a number above 0, not {value!r}")
+
+
+def _require_whole(timeline: Timeline, what: str) -> None:
+    if "slice" in timeline.header:
+        first, last = timeline.header["slice"]
+        raise InvalidParameter(f"{what} needs a whole run, and this timeline is cut to steps {first} to {last}")
