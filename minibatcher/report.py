@@ -1,0 +1,272 @@
+"""Runs side by side: one workload, several strategies, as a dict for JSON, a plain-text table and a Markdown table."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from .errors import InvalidParameter
+from .metrics import DEFINITIONS, summarize
+from .timeline import Timeline
+
+SCHEMA_VERSION = 1
+REFERENCES = ("solo", "static")  # whose answers, and whose speed, the others are compared with
+
+Lines = list[tuple[str, list[str]]]  # a label and one cell a strategy; no cells: a heading
+
+
+class Comparison(dict):
+    """A comparison as JSON-able dict that prints as a table, and shows as one in a notebook."""
+
+    def __str__(self) -> str:
+        return table(self)
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
+
+
+def comparison(timelines: dict[str, Timeline]) -> Comparison:
+    """Summaries of runs of the same requests under different strategies.
+
+    Keys: clock; header (what is the same in all runs); differing (names of header entries that are not, besides the
+    strategy); strategies: name → metrics.summarize, `header` (its own entries) and `requests` (id, prompt_tokens,
+    output_tokens, finish_reason, output_hash); answers_identical (None if there is nothing to compare); differences;
+    definitions. Raises InvalidParameter for no runs, and for measured beside simulated ones.
+    """
+    if not timelines:
+        raise InvalidParameter("a comparison needs at least one run")
+    clocks = {name: timeline.clock for name, timeline in timelines.items()}
+    if len(set(clocks.values())) > 1:
+        raise InvalidParameter(f"measured and simulated runs can't stand in one table: {clocks}")
+    headers = {name: timeline.header for name, timeline in timelines.items()}
+    first = next(iter(headers.values()))
+    shared = {key: value for key, value in first.items() if all(h.get(key) == value for h in headers.values())}
+    keys = dict.fromkeys(key for header in headers.values() for key in header)
+    compared, differences = _compare_answers(timelines)
+    return Comparison(
+        schema="minibatcher.comparison",
+        schema_version=SCHEMA_VERSION,
+        clock=next(iter(clocks.values())),
+        header=shared,
+        differing=[key for key in keys if key not in shared and key != "strategy"],
+        strategies={
+            name: summarize(timeline)
+            | {
+                "header": {key: value for key, value in timeline.header.items() if key not in shared},
+                "requests": [
+                    {
+                        "id": r.request_id,
+                        "prompt_tokens": r.num_prompt_tokens,
+                        "output_tokens": len(r.output_token_ids),
+                        "finish_reason": r.finish_reason,
+                        "output_hash": r.output_hash,
+                    }
+                    for r in timeline.requests.values()
+                ],
+            }
+            for name, timeline in timelines.items()
+        },
+        num_answers_compared=compared,
+        answers_identical=not differences if compared else None,
+        differences=differences,
+        definitions=DEFINITIONS,
+    )
+
+
+def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> str:
+    """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
+    lines = _lines(data)
+    names = list(data["strategies"])
+    label_width = max(len(label) for label, _ in lines)
+    cell_width = max(10, *(len(cell) + 2 for _, cells in lines for cell in cells), *(len(name) + 2 for name in names))
+    rule = "─" * (label_width + cell_width * len(names))
+    out = [textwrap.fill(_title(data), width), ""]
+    out += [" " * label_width + "".join(name.rjust(cell_width) for name in names), rule]
+    for label, cells in lines:
+        out.append((label.ljust(label_width) + "".join(cell.rjust(cell_width) for cell in cells)).rstrip())
+    out.append(rule)
+    for note in _notes(data):
+        out.append(textwrap.fill(note, width))
+    if explain:
+        out += ["", *(_wrapped(name, text, width) for name, text in data["definitions"].items())]
+    return "\n".join(out)
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The same table for a README or a notebook."""
+    names = list(data["strategies"])
+    out = [_title(data), "", f"| | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for label, cells in _lines(data):
+        cells = [cell.strip() for cell in cells] or [""] * len(names)
+        depth = len(label) - len(label.lstrip())
+        label = "&emsp;" * (depth // 2) + label.strip() if depth else f"**{label}**"
+        out.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join([*out, "", *("- " + note for note in _notes(data))])
+
+
+def definitions(width: int = 96) -> str:
+    """What every number means, for `--help` and for readers."""
+    return "\n".join(_wrapped(name, text, width) for name, text in DEFINITIONS.items())
+
+
+def _lines(data: dict[str, Any]) -> Lines:
+    runs = list(data["strategies"].values())
+
+    def row(label: str, value, digits: int = 3) -> tuple[str, list[str]]:
+        return label, [_number(value(run), digits) for run in runs]
+
+    def percent(label: str, value) -> tuple[str, list[str]]:
+        return label, [_percent(value(run)) for run in runs]
+
+    lines: Lines = [row("output tokens/s", lambda run: run["output_tokens_per_s"])]
+    yardstick = next((name for name in ("static", "solo") if name in data["strategies"]), None)
+    base = data["strategies"][yardstick]["output_tokens_per_s"] if yardstick else None
+    if base and len(runs) > 1:
+        ratios = [run["output_tokens_per_s"] for run in runs]
+        lines.append((f"  relative to {yardstick}", ["–" if r is None else f"{r / base:.2f} ×" for r in ratios]))
+    lines += [
+        row("requests/s", lambda run: run["requests_per_s"]),
+        row("makespan, s", lambda run: run["makespan_s"]),
+    ]
+    for key, label in LATENCIES.items():
+        counts = [run[key]["n"] for run in runs]
+        alike = len(set(counts)) == 1
+        lines.append((f"{label} (n = {counts[0]:,})" if alike else label, []))
+        for name in ("mean", "p50", "p90", "p99"):
+            lines.append(row(f"  {name}", lambda run, key=key, name=name: run[key][name]))
+        if not alike:
+            lines.append(("  n", [f"{n:,}" for n in counts]))
+    lines += [
+        ("Work", []),
+        percent("  slot occupancy", lambda run: run["slot_occupancy"]),
+        percent("  padding, of tokens computed", lambda run: run["padding_share"]),
+        percent("    filling up short prompts", lambda run: run["padding_prompt_share"]),
+        percent("    rows of ended requests", lambda run: run["padding_finished_share"]),
+        percent("  KV tokens, of reserved", lambda run: run["kv_occupancy"]["tokens_of_reserved"]),
+        percent("  KV blocks in use, of pool", lambda run: run["kv_occupancy"]["blocks_of_pool"]),
+        row("  queue depth, mean", lambda run: run["queue_depth"]["mean"], 2),
+        ("  steps", [f"{run['num_steps']:,}" for run in runs]),
+    ]
+    if any(run["num_preemptions"] for run in runs):
+        lines.append(("  preemptions", [f"{run['num_preemptions']:,}" for run in runs]))
+    lines.append(("Requests served to their end", [f"{_served(run):,}" for run in runs]))
+    if any(run["num_requests"] > _served(run) for run in runs):
+        lines.append(("  aborted or unfinished", [f"{run['num_requests'] - _served(run):,}" for run in runs]))
+    return lines
+
+
+LATENCIES = {
+    "queue_ms": "Queue time, ms",
+    "ttft_ms": "TTFT, queue time included, ms",
+    "itl_ms": "ITL, ms",
+    "tpot_ms": "TPOT, ms",
+    "e2el_ms": "E2EL, ms",
+}
+
+
+def _title(data: dict[str, Any]) -> str:
+    clock = {"measured": "MEASURED (wall clock)", "simulated": "SIMULATED (virtual time, no model ran)"}[data["clock"]]
+    header, runs = data["header"], list(data["strategies"].values())
+    facts = [clock, f"{max(run['num_requests'] for run in runs):,} requests"]
+    for key, form in {
+        "workload": "workload {}",
+        "model": "model {}",
+        "max_num_seqs": "{} slots",
+        "device": "{}",
+        "dtype": "{}",
+        "seed": "seed {}",
+    }.items():
+        if isinstance(header.get(key), (str, int, float)):
+            facts.append(form.format(header[key]))
+    return " · ".join(facts)
+
+
+def _notes(data: dict[str, Any]) -> list[str]:
+    notes = []
+    if len(data["strategies"]) > 1:
+        compared = data["num_answers_compared"]
+        if data["answers_identical"]:
+            notes.append(f"Answers: all strategies gave identical tokens for each of {compared:,} requests.")
+        elif data["answers_identical"] is None:
+            notes.append("Answers: not compared, since no request was served to its end by two strategies.")
+        else:
+            ids = dict.fromkeys(d["id"] for d in data["differences"])
+            notes.append(
+                f"Answers DIFFER for {len(ids):,} of {compared:,} requests: "
+                + "; ".join(_difference(d) for d in data["differences"][:3])
+                + ("; …" if len(data["differences"]) > 3 else "")
+            )
+    own = {name: run["header"] for name, run in data["strategies"].items()}
+    unequal = [
+        f"{key} ({', '.join(f'{name} {header.get(key)}' for name, header in own.items())})"
+        for key in data["differing"]
+        if all(isinstance(header.get(key), (str, int, float, type(None))) for header in own.values())
+    ]
+    if unequal:
+        notes.append(f"Besides the strategy, these are not the same in all runs: {'; '.join(unequal)}.")
+    return notes
+
+
+def _difference(d: dict[str, Any]) -> str:
+    if d["position"] is None:
+        return f"{d['id']} was not served by {d['strategy']}"
+    tokens = f"{d['token']}, {d['reference']}: {d['expected']}"
+    return f"{d['id']} under {d['strategy']} at output token {d['position']} ({tokens})"
+
+
+def _compare_answers(timelines: dict[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
+    """How many requests could be compared, and where answers part from those of the reference run.
+
+    Requests that either run aborted or left unfinished say nothing: they were cut off at some moment.
+    """
+    reference = next((name for name in REFERENCES if name in timelines), next(iter(timelines)))
+    compared, differences = set(), []
+    for name, timeline in timelines.items():
+        if name == reference:
+            continue
+        for request_id, expected in timelines[reference].requests.items():
+            record = timeline.requests.get(request_id)
+            found = {"id": request_id, "strategy": name, "reference": reference}
+            if record is None:
+                differences.append(found | {"position": None, "token": None, "expected": None})
+                compared.add(request_id)
+            elif {record.finish_reason, expected.finish_reason} <= {"stop", "length"}:
+                compared.add(request_id)
+                here, there = record.output_token_ids, expected.output_token_ids
+                if here != there:
+                    differences.append(found | _parting(here, there))
+    return len(compared), differences
+
+
+def _parting(here: list[int], there: list[int]) -> dict[str, int | None]:
+    """The first place where two token lists differ; None stands for the end of the shorter one."""
+    same = (i for i, (a, b) in enumerate(zip(here, there)) if a != b)
+    position = next(same, min(len(here), len(there)))
+    return {
+        "position": position,
+        "token": here[position] if position < len(here) else None,
+        "expected": there[position] if position < len(there) else None,
+    }
+
+
+def _served(run: dict[str, Any]) -> int:
+    return run["num_finished"]["stop"] + run["num_finished"]["length"]
+
+
+def _number(value: float | None, digits: int) -> str:
+    """Few digits: 0.0412, 7.35, 41.2, 1,207."""
+    if value is None:
+        return "–"
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) < 1 else f"{value:.{digits - len(str(int(abs(value))))}f}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return "<1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def _wrapped(name: str, text: str, width: int) -> str:
+    return textwrap.fill(f"{name}: {text}", width, subsequent_indent="    ")
