@@ -1,0 +1,30 @@
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Same examples in every CI run; elsewhere new ones each time. No deadline: the machine may be busy.
+settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("dev", deadline=None, max_examples=50)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+if importlib.util.find_spec("matplotlib"):
+    import matplotlib
+
+    matplotlib.use("Agg")  # not through MPLBACKEND: kernels started by a test would inherit it and lose their figures
+
+if importlib.util.find_spec("torch"):
+    import torch
+
+    torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings, and repeats badly
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of real traces that may lie beside the repository."""
+    folder = Path(__file__).resolve().parents[1].parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("no folder shared/ beside the repository")
+    return folder
