@@ -1,0 +1,199 @@
+"""What a server is asked to do: requests with an arrival time, a prompt and an output length."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minibatcher.errors import WorkloadError
+from minibatcher.workload.arrivals import arrival_times, check_count, check_rate
+
+MAX_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request of a workload. Raises `WorkloadError` for a length or an arrival time that no request can have."""
+
+    request_id: str
+    arrival_time: float  # seconds from the start of the workload
+    prompt_tokens: int | None  # None: only the text is known so far
+    output_tokens: int | None  # forced output length; None: until the model stops
+    prompt: str | None = None
+    tenant: str = "default"
+    priority: int = 0
+    prefix_hashes: tuple[int, ...] = ()  # one for each 512 tokens of the prompt (Mooncake); equal hash, equal prefix
+
+    def __post_init__(self) -> None:
+        arrival = self.arrival_time
+        if not isinstance(arrival, (float, int)) or not 0 <= arrival < math.inf:
+            raise WorkloadError(f"arrival_time must be a finite number of seconds, 0 or more, not {arrival!r}.")
+        _check_length("prompt_tokens", self.prompt_tokens)
+        _check_length("output_tokens", self.output_tokens)
+        if self.prompt is None and self.prompt_tokens is None:
+            raise WorkloadError("A request needs prompt_tokens (a number) or prompt (text); this one has neither.")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests in order of arrival, with where they come from. Raises `WorkloadError` when empty or ids repeat."""
+
+    name: str
+    requests: tuple[WorkloadRequest, ...]
+    source: str  # origin, licence and citation, in a sentence
+    notes: tuple[str, ...] = ()  # what was done to it since
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.requests, key=lambda r: r.arrival_time))  # stable: ties keep their order
+        if not ordered:
+            raise WorkloadError(f"The workload {self.name!r} has no requests; it needs at least one.")
+        if len({r.request_id for r in ordered}) < len(ordered):
+            seen: set[str] = set()
+            twice = next(r.request_id for r in ordered if r.request_id in seen or seen.add(r.request_id))
+            raise WorkloadError(
+                f"The request_id {twice!r} occurs twice in the workload {self.name!r}; ids must differ."
+            )
+        object.__setattr__(self, "requests", ordered)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def __iter__(self) -> Iterator[WorkloadRequest]:
+        return iter(self.requests)
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Write the workload as JSON lines, a header line first; `load_workload` reads it back unchanged."""
+        header = {"workload": self.name, "source": self.source, "notes": list(self.notes)}
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(json.dumps(header) + "\n")
+            for request in self.requests:
+                file.write(json.dumps(_as_record(request)) + "\n")
+
+    def summary(self) -> dict[str, Any]:
+        """Count, lengths in tokens (mean, p50, p90, p99, max; None if unknown) and arrivals, as JSON-ready figures.
+
+        `arrival_rate` is requests per second and `arrival_cv` the coefficient of variation of the gaps between
+        arrivals (1 for a Poisson process); both are None when all requests arrive at once or there is but one.
+        """
+        gaps = np.diff([r.arrival_time for r in self.requests])
+        spread = len(gaps) > 0 and gaps.sum() > 0
+        return {
+            "num_requests": len(self),
+            "prompt_tokens": _length_figures([r.prompt_tokens for r in self.requests]),
+            "output_tokens": _length_figures([r.output_tokens for r in self.requests]),
+            "arrival_rate": float(1 / gaps.mean()) if spread else None,
+            "arrival_cv": float(gaps.std() / gaps.mean()) if spread else None,
+        }
+
+    def take(self, num_requests: int) -> Workload:
+        """The first `num_requests` requests. Raises `WorkloadError` if there are fewer."""
+        check_count(num_requests)
+        if num_requests > len(self):
+            raise WorkloadError(f"{self.name!r} holds {len(self):,} requests; {num_requests:,} were asked for.")
+        if num_requests == len(self):
+            return self
+        note = f"first {num_requests:,} of {len(self):,} requests"
+        return replace(self, requests=self.requests[:num_requests], notes=(*self.notes, note))
+
+    def at_rate(self, requests_per_s: float, *, seed: int = 0) -> Workload:
+        """The same requests at another mean arrival rate; `inf` lets all arrive at once, at time 0.
+
+        Arrival times are stretched evenly, which keeps bursts. Where all arrive at once there is nothing to stretch:
+        they get Poisson arrivals drawn from `seed`.
+        """
+        check_rate(requests_per_s)
+        times = np.array([r.arrival_time for r in self.requests])
+        span = times[-1] - times[0]
+        if math.isinf(requests_per_s):
+            times, note = np.zeros(len(times)), "all requests arrive at once"
+        elif span > 0:
+            rate = (len(times) - 1) / span
+            times = (times - times[0]) * (rate / requests_per_s)
+            note = f"arrivals rescaled from {rate:.4g}/s to {requests_per_s:.4g}/s"
+        else:
+            times = arrival_times(len(times), requests_per_s, "poisson", seed=seed)
+            note = f"Poisson arrivals at {requests_per_s:.4g}/s"
+        requests = tuple(replace(r, arrival_time=t) for r, t in zip(self.requests, times.tolist()))
+        return replace(self, requests=requests, notes=(*self.notes, note))
+
+    def fit_to_context(self, max_model_len: int, *, quantile: float = 0.99) -> Workload:
+        """Shrink the lengths until every prompt + output fits `max_model_len` tokens; `notes` then says how.
+
+        Prompts and outputs are multiplied by the same factor, so that their ratio, hence the mix of prefill and decode,
+        stays. The factor brings the given quantile of prompt + output down to the context; the few longer requests are
+        cut to the context, each with its ratio kept (a factor set by the longest request would crush all others).
+        Text cannot be shrunk: in a workload with text the requests that do not fit are left out.
+        A request whose output length is unknown needs room for one token. What fits already is returned unchanged.
+        """
+        if type(max_model_len) is not int or max_model_len < 2:
+            raise WorkloadError(f"max_model_len must be a whole number, 2 or more, not {max_model_len!r}.")
+        if not 0 < quantile <= 1:
+            raise WorkloadError(f"quantile must lie above 0 and at most at 1, not {quantile!r}.")
+        if any(r.prompt_tokens is None for r in self.requests):
+            raise WorkloadError(
+                f"{self.name!r} holds text of unknown length: load it with count_tokens before fitting."
+            )
+        prompt = np.array([r.prompt_tokens for r in self.requests])
+        output = np.array([r.output_tokens or 1 for r in self.requests])
+        total = prompt + output
+        if total.max() <= max_model_len:
+            return self
+        if any(r.prompt is not None for r in self.requests):
+            return self._leave_out(total > max_model_len, max_model_len)
+
+        factor = min(1.0, max_model_len / np.quantile(total, quantile))
+        each = np.minimum(factor, max_model_len / total)
+        new_output = np.clip(np.rint(output * each), 1, max_model_len - 1).astype(int)
+        new_prompt = np.clip(np.rint(prompt * each), 1, max_model_len - new_output).astype(int)
+        requests = tuple(
+            replace(r, prompt_tokens=p, output_tokens=None if r.output_tokens is None else o)
+            for r, p, o in zip(self.requests, new_prompt.tolist(), new_output.tolist())
+        )
+        prompt_p50, output_p50 = _medians(prompt, new_prompt), _medians(output, new_output)
+        note = (
+            f"lengths scaled by {factor:.3g} to fit a context of {max_model_len:,} (prompt p50 {prompt_p50}, "
+            f"output p50 {output_p50}); {np.count_nonzero(factor * total > max_model_len):,} still longer requests "
+            "cut to the context"
+        )
+        if any(r.prefix_hashes for r in self.requests):
+            note += f"; each prefix hash now stands for about {512 * factor:.0f} tokens"
+        return replace(self, requests=requests, notes=(*self.notes, note))
+
+    def _leave_out(self, too_long: np.ndarray, max_model_len: int) -> Workload:
+        kept = tuple(r for r, long in zip(self.requests, too_long) if not long)
+        if not kept:
+            raise WorkloadError(
+                f"No request of {self.name!r} fits a context of {max_model_len:,} tokens, and text cannot be shrunk. "
+                "Use a model with a longer context or shorter texts."
+            )
+        note = f"{too_long.sum():,} of {len(self):,} requests left out: longer than a context of {max_model_len:,}"
+        return replace(self, requests=kept, notes=(*self.notes, note))
+
+
+def _check_length(field: str, tokens: int | None) -> None:
+    if tokens is not None and (type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS):
+        raise WorkloadError(f"{field} must be a whole number (int) from 1 to {MAX_TOKENS:,}, not {tokens!r}.")
+
+
+def _as_record(request: WorkloadRequest) -> dict[str, Any]:
+    fields = {name: getattr(request, name) for name in WorkloadRequest.__slots__}
+    defaults = {"prompt": None, "prompt_tokens": None, "output_tokens": None}
+    defaults |= {"tenant": "default", "priority": 0, "prefix_hashes": ()}
+    return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
+
+
+def _medians(before: np.ndarray, after: np.ndarray) -> str:
+    return f"{np.median(before):.0f} -> {np.median(after):.0f}"
+
+
+def _length_figures(lengths: list[int | None]) -> dict[str, float] | None:
+    if None in lengths:
+        return None
+    p50, p90, p99 = np.quantile(lengths, [0.5, 0.9, 0.99]).tolist()
+    return {"mean": float(np.mean(lengths)), "p50": p50, "p90": p90, "p99": p99, "max": int(np.max(lengths))}
