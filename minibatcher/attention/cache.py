@@ -1,0 +1,32 @@
+"""What all attention backends share: the step's row structure, and writing into the KV cache.
+
+The cache of one layer is two tensors, k_cache and v_cache, each [num_blocks, block_size, num_kv_heads, head_dim].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class RaggedBatch:
+    """Who owns which of a step's T packed tokens, and where their keys and values lie. R requests, in any order.
+
+    The queries of a request are the last `query_len` tokens of its context, and each sees all tokens up to itself.
+    Tensors are on the device of the cache; the lists say the same on the host, so that no path has to wait for it.
+    """
+
+    slot_mapping: Tensor  # int64 [T]: block * block_size + offset, where each token's key and value go
+    cu_seqlens_q: Tensor  # int32 [R + 1]: request r owns the tokens cu_seqlens_q[r] : cu_seqlens_q[r + 1]
+    context_lens: Tensor  # int32 [R]: tokens in the cache for each request, this step's included
+    block_tables: Tensor  # int32 [R, max_blocks], padded with 0
+    query_lens: list[int]
+    context_lens_list: list[int]
+
+
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write k, v [T, num_kv_heads, head_dim] into the cache at slot_mapping, int64 [T] with no slot twice."""
+    k_cache.view(-1, *k.shape[1:]).index_copy_(0, slot_mapping, k)
+    v_cache.view(-1, *v.shape[1:]).index_copy_(0, slot_mapping, v)

@@ -1,0 +1,1 @@
+"""The language model: configuration (torch-free), decoder, loader, tokenizer, sampling."""
