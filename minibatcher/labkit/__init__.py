@@ -1,0 +1,9 @@
+"""Labs: the exercises' manifest, instant checks with staged hints, and the build of the notebooks (`labkit.build`)."""
+
+from __future__ import annotations
+
+from .checks import CheckFailed, CheckResult, check, hint, judge
+from .figures import show
+from .questions import reveal
+
+__all__ = ["CheckFailed", "CheckResult", "check", "hint", "judge", "reveal", "show"]

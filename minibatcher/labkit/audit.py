@@ -1,0 +1,125 @@
+"""What must hold for the notebooks: every exercise complete, every output sound, no solution in a student's copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .manifest import Exercise
+from .notebooks import BEGIN, role_of, solution_lines, stub
+
+_MARKERS = re.compile(r"###\s*(BEGIN|END) (SOLUTION|HIDDEN TESTS)")
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_NBVAL = re.compile(r"#\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)")
+
+
+def exercise_problems(masters: dict[Path, Any], exercises: dict[str, Exercise]) -> list[str]:
+    """What the exercises lack: each needs a heading, one answer cell with a solution region, and one check after it."""
+    problems: list[str] = []
+    used: dict[str, str] = {}
+    for path, nb in masters.items():
+        cells: dict[str, list[str]] = {}
+        for cell in nb.cells:
+            problems += _cell_problems(cell, path.name)
+            if role_of(cell):
+                cells.setdefault(cell.metadata["minibatcher"]["exercise"], []).append(role_of(cell))
+        text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
+        for exercise_id, roles in cells.items():
+            where = f"{path.name}: exercise {exercise_id!r}"
+            if roles != ["answer", "check"]:
+                problems.append(f"{where} needs one answer cell and one check cell after it, has {', '.join(roles)}")
+            if text.count(exercises[exercise_id].heading) != 1:
+                problems.append(f"{where} needs its heading once: a line {{{{exercise {exercise_id}}}}}")
+            if exercises[exercise_id].lab != path.stem:
+                problems.append(
+                    f"{where} belongs to {exercises[exercise_id].lab!r} in exercises.toml; correct one of them"
+                )
+            if exercise_id in used:
+                problems.append(f"{where} stands in {used[exercise_id]} too; take one of them out")
+            used[exercise_id] = path.name
+    problems += [
+        f"exercise {exercise_id!r} is in exercises.toml but in no master under solutions/; write it or take it out"
+        for exercise_id in exercises
+        if exercise_id not in used
+    ]
+    return problems
+
+
+def output_problems(nb: Any) -> list[str]:
+    """What is wrong with an executed notebook: cells that did not run in order, errors, needless changes."""
+    problems = []
+    code = [cell for cell in nb.cells if cell.cell_type == "code"]
+    for position, cell in enumerate(code, start=1):
+        if cell.execution_count != position:
+            problems.append(f"cell {cell.id} has execution count {cell.execution_count}, should have {position}")
+        for output in cell.outputs:
+            if output.output_type == "error":
+                problems.append(f"cell {cell.id} holds the error {output.ename}: {output.evalue}")
+            if _ADDRESS.search(_text(output)):
+                problems.append(f"cell {cell.id} shows a memory address, which differs from run to run")
+            if _WIDGET in output.get("data", {}):
+                problems.append(
+                    f"cell {cell.id} shows a widget, which is not there when the notebook is read; draw a picture"
+                )
+    return problems
+
+
+def leaks(lab: Any, masters: Iterable[Any], name: str) -> list[str]:
+    """Traces of a solution in a student's notebook: markers, outputs, or a line of a solution anywhere in it."""
+    if lab is None:
+        return []
+    problems = []
+    given = "\n".join(cell.source for cell in lab.cells)
+    compact = _compact(given)
+    if _MARKERS.search(given):
+        problems.append(f"{name} holds a solution marker ({_MARKERS.search(given)[0]}); run: minibatcher labs build")
+    for cell in lab.cells:
+        if cell.cell_type == "code" and (cell.outputs or cell.execution_count is not None):
+            problems.append(f"{name}: cell {cell.id} was executed; a student's copy has no outputs")
+    for master in masters:
+        for cell in master.cells:
+            if role_of(cell) != "answer":
+                continue
+            for line in solution_lines(cell.source):
+                # Short lines such as `total = 0` or `return total` give nothing away and may stand in the prose.
+                if len(_compact(line)) >= 16 and _compact(line) in compact:
+                    exercise_id = cell.metadata["minibatcher"]["exercise"]
+                    problems.append(f"{name} leaks the solution of {exercise_id!r}: {line!r} stands in it")
+    return problems
+
+
+def _cell_problems(cell: Any, name: str) -> list[str]:
+    problems = []
+    for line in cell.source.split("\n"):
+        # A marker with anything after it is silently ignored by nbval.
+        if cell.cell_type == "code" and (match := _NBVAL.search(line)) and line.strip() != match[0]:
+            problems.append(f"{name}: {match[1]} must stand alone on its line, not in {line.strip()!r}")
+    role = role_of(cell)
+    if role is None:
+        if _MARKERS.search(cell.source):
+            problems.append(
+                f"{name}: a solution region outside an answer cell, in cell {cell.id}; mark it with :exercise:"
+            )
+        return problems
+    exercise_id = cell.metadata["minibatcher"]["exercise"]
+    if role == "answer" and (BEGIN not in cell.source or not solution_lines(cell.source)):
+        problems.append(
+            f"{name}: the answer cell of {exercise_id!r} has no solution region ({BEGIN} … ), or an empty one"
+        )
+    elif role == "answer":
+        stub(cell.source, exercise_id)  # raises if the markers don't match
+    elif f'check("{exercise_id}"' not in cell.source:
+        problems.append(f'{name}: the check cell of {exercise_id!r} has no line check("{exercise_id}", …)')
+    return problems
+
+
+def _text(output: Any) -> str:
+    data = output.get("data", {})
+    return "".join([output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")])
+
+
+def _compact(text: str) -> str:
+    return re.sub(r"\s+", "", text)

@@ -1,0 +1,237 @@
+"""Build the book: Markdown sources in chapters/ and solutions/ become notebooks, and labs/ the students' copies.
+
+    chapters/X.md   ->  chapters/X.ipynb   executed
+    solutions/X.md  ->  solutions/X.ipynb  executed, and labs/X.ipynb: stubs for solutions, no outputs
+
+`minibatcher labs build` writes them all, or the named ones; `--check` writes nothing and says what is stale or wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import MinibatcherError
+from . import audit
+from .manifest import Exercise, load_manifest
+from .notebooks import BuildError, dumps, read_source, require, student_copy, without_outputs
+
+CELL_TIMEOUT_S = 120
+_MEND = "minibatcher labs build"
+
+
+def sources(root: Path, folder: str) -> list[Path]:
+    """The Markdown sources of a folder, in order."""
+    return sorted((root / folder).glob("*.md"))
+
+
+def build(
+    root: Path,
+    *,
+    check: bool = False,
+    only: Iterable[str] = (),
+    exercises: dict[str, Exercise] | None = None,
+    say: Callable[[str], None] = lambda sentence: None,
+) -> list[str]:
+    """Write the notebooks under `root`, or with `check` compare them with their sources.
+
+    only: file names (without ending) to build; all if empty. say: called with one sentence of progress a notebook.
+    Returns what is wrong, one sentence each; empty means all is well. Raises MinibatcherError for a source that
+    can't become a notebook.
+    """
+    root, exercises = Path(root), load_manifest() if exercises is None else exercises
+    chapters = {path: read_source(path, exercises) for path in sources(root, "chapters")}
+    masters = {path: read_source(path, exercises) for path in sources(root, "solutions")}
+    if not chapters and not masters:
+        raise BuildError(f"no sources under {root}: there should be chapters/*.md and solutions/*.md")
+    problems = audit.exercise_problems(masters, exercises)
+    if problems:
+        return problems
+    if check:
+        return [*_stale(root, chapters | masters, masters), *_strays(root)]
+
+    for path, nb in (chapters | masters).items():
+        if only and path.stem not in only:
+            continue
+        say(f"running {path.relative_to(root)}")
+        if path in masters:
+            lab = student_copy(nb)
+            leaks = audit.leaks(lab, masters.values(), f"labs/{path.stem}.ipynb")
+            if leaks:
+                problems += leaks
+                continue
+            _write(root / "labs" / f"{path.stem}.ipynb", dumps(lab))
+        wrong = execute(nb, path.parent, say=say)
+        problems += [f"{path.relative_to(root)}: {sentence}" for sentence in wrong]
+        if not wrong:
+            _write(path.with_name(f"{path.stem}.ipynb"), dumps(nb))
+    return problems
+
+
+def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda sentence: None) -> list[str]:
+    """Run the notebook's cells in a fresh kernel of this Python, in `folder`, and keep the outputs in `nb`.
+
+    Returns what is wrong with the run or its outputs.
+    """
+    nbclient = require("nbclient")
+    metadata = copy.deepcopy(nb.metadata)
+    with tempfile.TemporaryDirectory() as home:
+        client = nbclient.NotebookClient(
+            nb,
+            kernel_name="python3",
+            timeout=CELL_TIMEOUT_S,
+            record_timing=False,
+            store_widget_state=False,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        try:
+            client.execute(env=kernel_environment(home))
+        except nbclient.exceptions.CellExecutionError as error:
+            return [f"a cell failed: {error.ename}: {error.evalue}"]
+        except (nbclient.exceptions.CellTimeoutError, nbclient.exceptions.DeadKernelError) as error:
+            return [f"a cell did not end: {error}"]
+    nb.metadata = metadata  # without what this machine's kernel says about itself
+    for cell in nb.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = _tidy(cell.outputs, say)
+    return audit.output_problems(nb)
+
+
+def kernel_environment(home: str) -> dict[str, str]:
+    """The environment in which the book's kernels run: this package, two patient threads, nobody's own settings."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    python_path = os.pathsep.join(filter(None, [package_parent, os.environ.get("PYTHONPATH")]))
+    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    return environment | {
+        "PYTHONPATH": python_path,
+        "IPYTHONDIR": home,
+        "OMP_NUM_THREADS": "2",
+        "OMP_WAIT_POLICY": "passive",
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command `minibatcher labs build`. Returns 0, 1 if something is stale or wrong, 2 for a user's mistake."""
+    parser = argparse.ArgumentParser(prog=_MEND, description="Build the book's notebooks from their Markdown sources.")
+    parser.add_argument("names", nargs="*", help="sources to build, without ending (default: all)")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
+    parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
+    options = parser.parse_args(argv)
+    try:
+        root = options.root or _find_root()
+        known = [path.stem for folder in ("chapters", "solutions") for path in sources(root, folder)]
+        unknown = [name for name in options.names if name not in known]
+        if unknown:
+            raise BuildError(f"no source named {unknown[0]!r} under {root}; known: {', '.join(known)}")
+        say = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
+        problems = build(root, check=options.check, only=options.names, say=say)
+    except MinibatcherError as error:
+        print(f"{_MEND}: {error}", file=sys.stderr)
+        return 2
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if options.check and not problems:
+        print("all notebooks match their sources")
+    return 1 if problems else 0
+
+
+def _find_root() -> Path:
+    """The book's folder: where the command runs, or where the package was installed from."""
+    candidates = [Path.cwd(), Path(__file__).resolve().parents[2]]
+    for folder in candidates:
+        if (folder / "chapters").is_dir() and (folder / "solutions").is_dir():
+            return folder
+    raise BuildError(
+        f"no chapters/ and solutions/ in {candidates[0]}; run it in a clone of the book, or name one by --root"
+    )
+
+
+def _stale(root: Path, executed: dict[Path, Any], masters: dict[Path, Any]) -> list[str]:
+    """Notebooks that are missing, differ from their source, or hold wrong outputs."""
+    problems = []
+    for path, nb in executed.items():
+        target = path.with_name(f"{path.stem}.ipynb")
+        problems += _compare(target, nb, path, root) or _audited(target, root)
+    for path, nb in masters.items():
+        target = root / "labs" / f"{path.stem}.ipynb"
+        name = target.relative_to(root).as_posix()
+        problems += _compare(target, student_copy(nb), path, root, outputs=False)
+        if target.exists():
+            problems += audit.leaks(_read(target), masters.values(), name)
+    return problems
+
+
+def _compare(target: Path, expected: Any, source: Path, root: Path, *, outputs: bool = True) -> list[str]:
+    """Byte for byte; with `outputs`, outside the outputs and execution counts."""
+    name, origin = target.relative_to(root).as_posix(), source.relative_to(root).as_posix()
+    mend = f"run: {_MEND} {source.stem}"
+    if not target.exists():
+        return [f"{name} is missing; {mend}"]
+    actual = _read(target)
+    if actual is None:
+        return [f"{name} is not a notebook; {mend}"]
+    try:
+        bare = dumps(without_outputs(actual) if outputs else actual)
+        canonical = dumps(actual).encode("utf-8") == target.read_bytes()
+    except require("nbformat").ValidationError as error:
+        return [f"{name} is not a valid notebook ({str(error).splitlines()[0]}); {mend}"]
+    if bare != dumps(without_outputs(expected)):
+        return [f"{name} is stale: it differs from {origin}; {mend}"]
+    return [] if canonical else [f"{name} was written by another program; {mend}"]
+
+
+def _audited(target: Path, root: Path) -> list[str]:
+    name = target.relative_to(root).as_posix()
+    mend = f"run: {_MEND} {target.stem}"
+    return [f"{name}: {sentence}; {mend}" for sentence in audit.output_problems(_read(target))]
+
+
+def _strays(root: Path) -> list[str]:
+    problems = []
+    for folder, origin in (("chapters", "chapters"), ("solutions", "solutions"), ("labs", "solutions")):
+        names = {path.stem for path in sources(root, origin)}
+        for path in sorted((root / folder).glob("*.ipynb")):
+            if path.stem not in names:
+                problems.append(
+                    f"{folder}/{path.name} has no source {origin}/{path.stem}.md; delete it or write its source"
+                )
+    return problems
+
+
+def _read(path: Path) -> Any:
+    try:
+        return require("nbformat").reads(path.read_bytes().decode("utf-8"), as_version=4)
+    except (OSError, ValueError):  # nbformat's own errors are ValueErrors too
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """By way of a temporary file, so that an interrupted build leaves the old notebook whole."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_bytes(text.encode("utf-8"))
+    temporary.replace(path)
+
+
+def _tidy(outputs: list[Any], say: Callable[[str], None]) -> list[Any]:
+    """Join what a kernel printed in pieces, and leave out stderr: progress bars and this machine's warnings."""
+    kept: list[Any] = []
+    for output in outputs:
+        if output.output_type == "stream" and output.name == "stderr":
+            say(f"  left out of the notebook: {output.text.strip()}")
+        elif output.output_type == "stream" and kept and kept[-1].output_type == "stream":
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
+
+
+if __name__ == "__main__":
+    sys.exit(main())
