@@ -1,7 +1,7 @@
 """minibatcher: how an LLM server batches requests, as a small engine that you can read.
 
-The torch-free rooms (requests, workloads, schedulers, KV bookkeeping, timelines, metrics) import without torch; `Engine`
-and `LLM` on a real model need it.
+The torch-free rooms (requests, workloads, schedulers, KV bookkeeping, timelines, metrics) import without torch; an
+engine on a real model needs it.
 """
 
 from importlib import import_module

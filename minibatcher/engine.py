@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -129,7 +130,8 @@ class Engine:
         ids = request.prompt_token_ids
         if self.vocab_size is not None and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise InvalidParameter(
-                f"request {name!r} has token ids from {min(ids)} to {max(ids)}; this model knows 0 to {self.vocab_size - 1}"
+                f"request {name!r} has token ids from {min(ids)} to {max(ids)}; "
+                f"this model knows 0 to {self.vocab_size - 1}"
             )
         if prompt >= self.max_model_len:
             raise RequestRefused(
@@ -141,7 +143,7 @@ class Engine:
             )
         if request.max_total_tokens > self.max_model_len:
             raise RequestRefused(
-                f"request {name!r} could outgrow the context ({prompt} prompt + {request.params.max_tokens} max_tokens)",
+                f"request {name!r} could outgrow the context ({prompt} prompt, {request.params.max_tokens} max_tokens)",
                 need=request.max_total_tokens,
                 have=self.max_model_len,
                 unit="tokens",
@@ -150,7 +152,7 @@ class Engine:
         kv = self.scheduler.kv
         if kv.blocks_for(request.max_total_tokens) > kv.num_blocks:
             raise RequestRefused(
-                f"request {name!r} can never fit the KV pool ({request.max_total_tokens} tokens, {kv.block_size} a block)",
+                f"request {name!r} can never fit the KV pool ({request.max_total_tokens} tokens at most)",
                 need=kv.blocks_for(request.max_total_tokens),
                 have=kv.num_blocks,
                 unit="blocks",
@@ -189,7 +191,7 @@ class Engine:
         interrupt (Ctrl-C) aborts what is left and returns what was done so far, with header["interrupted"] set.
         """
         self.reset()
-        pending = sorted(requests, key=lambda r: r.arrival_time, reverse=True)
+        pending = deque(sorted(requests, key=lambda r: r.arrival_time))  # stable: ties in the order given
         for request in pending:
             self.check(request)
         if len({r.request_id for r in pending}) < len(pending):
@@ -197,9 +199,9 @@ class Engine:
         bar = tqdm(total=len(pending), desc=self.scheduler.name, unit="request", disable=not progress, leave=False)
         try:
             while pending or self.scheduler.has_work():
-                while pending and pending[-1].arrival_time <= self.clock.now():
-                    self.submit(pending.pop())
-                outputs = self._step_or_wait(pending[-1].arrival_time if pending else None)
+                while pending and pending[0].arrival_time <= self.clock.now():
+                    self.submit(pending.popleft())
+                outputs = self._step_or_wait(pending[0].arrival_time if pending else None)
                 bar.update(sum(output.finish_reason is not None for output in outputs))
         except KeyboardInterrupt:
             self.timeline.header["interrupted"] = True

@@ -40,7 +40,10 @@ class LLM:
         *,
         progress: bool = False,
     ) -> list[Completion]:
-        """Completions in the order of the prompts: texts, or lists of token ids; one SamplingParams for all, or one each."""
+        """Completions in the order of the prompts (texts, or lists of token ids).
+
+        params: one SamplingParams for all, or one each.
+        """
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):

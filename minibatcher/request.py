@@ -75,8 +75,8 @@ def _is_number(value: object) -> bool:
 class Request:
     """One request and all the state that a server keeps for it.
 
-    There is no prefill phase and no decode phase: `num_tokens` counts prompt and generated tokens, `num_computed_tokens`
-    those whose keys and values are in the cache, and each step lets the second catch up with the first.
+    There is no prefill phase and no decode phase: `num_tokens` counts prompt and generated tokens,
+    `num_computed_tokens` those whose keys and values are in the cache, and each step lets the second catch up.
     `prompt_token_ids` is any sequence of ints; a simulator passes `range(n)`. Times are seconds on the engine's clock.
     """
 

@@ -1,6 +1,7 @@
 """Paged KV memory: a pool of equal blocks, a free list, and one block table per request.
 
-Source: Kwon et al., «Efficient Memory Management for Large Language Model Serving with PagedAttention», SOSP 2023, section 4.
+Source: Kwon et al., «Efficient Memory Management for Large Language Model Serving with PagedAttention», SOSP 2023,
+section 4.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class BlockKV:
         return max(0, self.blocks_for(num_tokens) - len(self._tables.get(request_id, ())))
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens of this request in all. False, and nothing taken, where blocks run short."""
+        """Make room for `num_tokens` tokens of this request in all. Where blocks run short: False, and nothing taken."""
         missing = self.missing_blocks(request_id, num_tokens)
         if missing > len(self._free):
             return False

@@ -10,8 +10,11 @@ from ..scheduling.base import StepPlan
 
 @dataclass(slots=True)
 class StepResult:
-    """token_ids: one entry per row of the plan: the sampled token, or None where the row's prompt is not complete yet or
-    its request has ended. seconds: how long the step took in virtual time; None where the engine's clock measures it."""
+    """What a step brought.
+
+    token_ids: per row of the plan the sampled token, or None where its prompt is not complete yet or it has ended.
+    seconds: how long the step took in virtual time; None where the engine's clock measures it.
+    """
 
     token_ids: list[int | None]
     seconds: float | None = None

@@ -17,8 +17,8 @@ from ..request import Request
 class ModelRunner:
     """A model, its KV pool and a sampler.
 
-    The pool holds, per layer, keys and values of shape [num_blocks, block_size, num_kv_heads, head_dim]; `kv` says who owns
-    which block. Random numbers depend on the request and the position of the token alone, never on the batch.
+    The pool holds, per layer, keys and values of shape [num_blocks, block_size, num_kv_heads, head_dim]; `kv` says who
+    owns which block. Random numbers depend on the request and the position of the token alone, never on the batch.
     """
 
     def __init__(self, loaded: LoadedModel, kv: BlockKV, attention: AttentionBackend, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Ragged batching: prompts, chunks and decodes of many requests packed into one forward pass, without a padding token."""
+"""Ragged batching: prompts, chunks and decodes of many requests packed into one forward pass, with no padding."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class SchedulerConfig:
     max_num_seqs: slots, the most requests in one step.
     max_num_batched_tokens: token budget of a step (a bound on prompt packing for `continuous`).
     batch_timeout_s: `static` launches a batch that is not full once its oldest request has waited this long.
-    max_queue_delay_s: the same for `dynamic`, where 0 means never wait for company (the default of NVIDIA Triton Inference Server).
+    max_queue_delay_s: the same for `dynamic`; 0 means never wait for company, as is the default of NVIDIA Triton
+    Inference Server.
     bucket_by_length: `dynamic` fills a batch with the waiting prompts that are nearest in length to the oldest one.
     prefill_first: `chunked` serves prompts before decodes, to show what that costs.
     """
@@ -140,7 +141,7 @@ class Scheduler(ABC):
             self.waiting.remove(request)
 
     def _admit_head(self, plan: StepPlan, num_tokens: int) -> bool:
-        """Let the head of the queue in if a slot and KV for its first `num_tokens` tokens are free; else note why not."""
+        """Let the head of the queue in if a slot and KV for `num_tokens` tokens are free; else note why not."""
         request = self.waiting[0]
         if not self._free_slots:
             plan.wait = Wait(request.request_id, WaitReason.SLOTS)

@@ -9,7 +9,7 @@ from .base import Request, Row, Scheduler, StepPlan, Wait, WaitReason
 
 
 class ChunkedScheduler(Scheduler):
-    """Each step lets every request's computed tokens catch up with its tokens, under a budget of `max_num_batched_tokens`.
+    """Each step lets requests' computed tokens catch up with their tokens, under a budget of `max_num_batched_tokens`.
 
     A decode is a request that is one token behind, a prompt one that is many behind. Decodes are served first, so no
     prompt can stall them; `prefill_first` turns that round.

@@ -10,7 +10,7 @@ from .base import Row, Scheduler, StepPlan, Wait, WaitReason
 
 
 class ContinuousScheduler(Scheduler):
-    """If anybody can enter, the step computes their whole prompts, and all running requests wait for it; else all decode.
+    """If anybody can enter, the step computes their whole prompts while all running requests wait; else all decode.
 
     `max_num_batched_tokens` bounds how many prompts share a step. A single longer prompt runs alone: it can't be cut.
     """
