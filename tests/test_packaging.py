@@ -124,6 +124,7 @@ def test_lock_holds_exact_versions_and_nothing_of_this_machine():
 
 def test_packages_imported_by_the_code_are_declared():
     declared = set(requirements(PROJECT["dependencies"], *EXTRAS.values()))
+    ours = {"minibatcher", *(path.stem for path in (ROOT / "tests").glob("*.py")), *sys.stdlib_module_names}
     for path in [*(ROOT / "minibatcher").rglob("*.py"), *(ROOT / "tests").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
@@ -132,7 +133,7 @@ def test_packages_imported_by_the_code_are_declared():
                 modules = [node.module]
             else:
                 continue
-            for top in {module.split(".")[0] for module in modules} - {"minibatcher", *sys.stdlib_module_names}:
+            for top in {module.split(".")[0] for module in modules} - ours:
                 package = canonicalize_name(IMPORT_TO_PYPI.get(top, top))
                 assert package in declared, (
                     f"{path.relative_to(ROOT)} imports {top}, which pyproject.toml does not name"
