@@ -25,7 +25,7 @@ class EngineOptions:
     device: "auto" (a GPU if there is one), "cpu" or "cuda". dtype: "auto", "float32", "bfloat16" or "float16".
     attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
-    max_num_seqs full contexts, as far as memory allows. gpu_memory_utilization: most of the GPU's memory to use, a share.
+    max_num_seqs full contexts, as far as memory allows. gpu_memory_utilization: the share of a GPU's memory to use.
     """
 
     strategy: str = "continuous"

@@ -42,7 +42,7 @@ class BlockKV:
         return max(0, self.blocks_for(num_tokens) - len(self._tables.get(request_id, ())))
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
-        """Make room for `num_tokens` tokens of this request in all. Where blocks run short: False, and nothing taken."""
+        """Make room for `num_tokens` tokens of this request in all. Where blocks run short, take none: False."""
         missing = self.missing_blocks(request_id, num_tokens)
         if missing > len(self._free):
             return False

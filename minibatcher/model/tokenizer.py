@@ -52,6 +52,10 @@ class Tokenizer:
         """Text, special tokens left out; U+FFFD stands for bytes that are no UTF-8."""
         return self.backend.decode(list(ids), skip_special_tokens=True)
 
+    def detokenizer(self, stop: tuple[str, ...] = (), min_tokens: int = 0) -> IncrementalDetokenizer:
+        """One for each request, since it keeps the text so far."""
+        return IncrementalDetokenizer(self, stop, min_tokens)
+
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation, [{"role": "user", "content": "…"}, …], as the model was trained on it.
 
