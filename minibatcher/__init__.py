@@ -13,6 +13,7 @@ _EXPORTS = {
     "Completion": "llm",
     "Engine": "engine",
     "EngineOptions": "build",
+    "build_engine": "build",
     "load_model": "model.loader",
     "Request": "request",
     "SamplingParams": "request",

@@ -58,7 +58,7 @@ class Engine:
     @classmethod
     def from_model(cls, model: str = "bard", **options) -> Engine:
         """An engine on a real model. Options: see minibatcher.build.EngineOptions."""
-        from .build import build_engine
+        from . import build_engine  # through the package, which says so where PyTorch is missing
 
         return build_engine(model, **options)
 
