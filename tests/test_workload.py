@@ -246,6 +246,7 @@ def test_specs():
             r"Unknown workload 'azure_conv', and there is no such file. Did you mean 'azure-conv'\? Known: uni",
         ),
         ("zzz", r"no such file. Known: uniform, lognormal, longtail, bimodal, azure-conv, azure-code, mooncake-conv"),
+        ("z" * 5000, r"Unknown workload 'zzz.*zzz', and there is no such file"),
         ("no/such.csv", r"There is no workload file no.such.csv"),
         ("uniform:prompt=3", r"Unknown option 'prompt=3' of workload 'uniform'; known: prompt_min"),
         ("uniform:seed=3", r"Unknown option 'seed=3'"),

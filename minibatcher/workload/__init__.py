@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import os
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,11 @@ def load_workload(
     if name in workload_names():
         count = DEFAULT_NUM_REQUESTS if num_requests is None else num_requests
         return _draw(name, options, count, seed, request_rate)
-    if not Path(spec).exists() and not any(mark in str(spec) for mark in "/\\."):
+    if not os.path.exists(spec) and not any(mark in str(spec) for mark in "/\\."):
         near = difflib.get_close_matches(name, workload_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(workload_names())
-        raise WorkloadError(f"Unknown workload {name!r}, and there is no such file.{hint} Known: {known}.")
+        raise WorkloadError(f"Unknown workload {reprlib.repr(name)}, and there is no such file.{hint} Known: {known}.")
     workload = read_workload(spec, count_tokens=count_tokens)
     if num_requests is not None:
         workload = workload.take(num_requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,7 +179,7 @@ class Workload:
 
 def _check_length(field: str, tokens: int | None) -> None:
     if tokens is not None and (type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS):
-        raise WorkloadError(f"{field} must be a whole number (int) from 1 to {MAX_TOKENS:,}, not {tokens!r}.")
+        raise WorkloadError(f"{field} must be a whole number (int), 1 to {MAX_TOKENS:,}, not {reprlib.repr(tokens)}.")
 
 
 def _as_record(request: WorkloadRequest) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -48,7 +49,9 @@ def read_workload(path: str | Path, *, count_tokens: CountTokens | None = None) 
         raise WorkloadError(f"The workload file {path} holds no requests; expected {FORMATS}.")
     header = {}
     if "workload" in records[0][1]:
-        header = records.pop(0)[1]
+        where, header = records.pop(0)
+        if not isinstance(header.get("notes", []), list):
+            raise WorkloadError(f"{path}, {where}: notes must be a list of texts, not {reprlib.repr(header['notes'])}.")
     read = _reader_for(path, records[0]) if records else _own
     requests: list[WorkloadRequest] = []
     for index, (where, record) in enumerate(records):
@@ -167,7 +170,7 @@ def _own(index: int, record: dict[str, Any], count_tokens: CountTokens | None) -
         raise WorkloadError(f"unknown key {min(unknown)!r}; known: {', '.join(sorted(_OWN_KEYS))}.")
     prompt, prompt_tokens = record.get("prompt"), record.get("prompt_tokens")
     if prompt is not None and (not isinstance(prompt, str) or not prompt):
-        raise WorkloadError(f"prompt must be a non-empty text, not {prompt!r}.")
+        raise WorkloadError(f"prompt must be a non-empty text, not {reprlib.repr(prompt)}.")
     if prompt_tokens is not None:
         prompt_tokens = _whole(prompt_tokens, "prompt_tokens")
     elif prompt is not None and count_tokens:
@@ -175,7 +178,7 @@ def _own(index: int, record: dict[str, Any], count_tokens: CountTokens | None) -
     output_tokens = record.get("output_tokens")
     tenant = record.get("tenant", "default")
     if not isinstance(tenant, str):
-        raise WorkloadError(f"tenant must be a text, not {tenant!r}.")
+        raise WorkloadError(f"tenant must be a text, not {reprlib.repr(tenant)}.")
     return WorkloadRequest(
         str(record.get("request_id", f"r{index}")),
         _number(record.get("arrival_time", 0.0), "arrival_time"),
@@ -249,7 +252,7 @@ def _need(record: dict[str, Any], key: str, unit: str) -> Any:
 
 def _number(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise WorkloadError(f"{key} must be a number, not {value!r}.")
+        raise WorkloadError(f"{key} must be a number, not {reprlib.repr(value)}.")
     try:
         return float(value)
     except OverflowError:
@@ -260,7 +263,7 @@ def _whole(value: Any, key: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise WorkloadError(f"{key} must be a whole number, not {value!r}.")
+        raise WorkloadError(f"{key} must be a whole number, not {reprlib.repr(value)}.")
     return value
 
 
