@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .checks import CheckFailed, CheckResult, check, hint, judge
-from .figures import show
+from .figures import show, show_source
 from .questions import reveal
 
-__all__ = ["CheckFailed", "CheckResult", "check", "hint", "judge", "reveal", "show"]
+__all__ = ["CheckFailed", "CheckResult", "check", "hint", "judge", "reveal", "show", "show_source"]

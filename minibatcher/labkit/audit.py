@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,7 +51,7 @@ def exercise_problems(masters: dict[Path, Any], exercises: dict[str, Exercise]) 
 
 
 def output_problems(nb: Any) -> list[str]:
-    """What is wrong with an executed notebook: cells that did not run in order, errors, needless changes."""
+    """What is wrong with an executed notebook: cells that did not run in order, errors, changed or unstable outputs."""
     problems = []
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     for position, cell in enumerate(code, start=1):
@@ -65,6 +67,12 @@ def output_problems(nb: Any) -> list[str]:
                     f"cell {cell.id} shows a widget, which is not there when the notebook is read; draw a picture"
                 )
     return problems
+
+
+def output_digest(nb: Any) -> str:
+    """Sixteen hex digits that stand for all outputs. The build notes them, so that a lost or edited output shows."""
+    outputs = [cell.outputs for cell in nb.cells if cell.cell_type == "code"]
+    return hashlib.sha256(json.dumps(outputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def leaks(lab: Any, masters: Iterable[Any], name: str) -> list[str]:

@@ -101,6 +101,7 @@ def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda senten
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = _tidy(cell.outputs, say)
+    nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb)}
     return audit.output_problems(nb)
 
 
@@ -188,9 +189,12 @@ def _compare(target: Path, expected: Any, source: Path, root: Path, *, outputs: 
 
 
 def _audited(target: Path, root: Path) -> list[str]:
-    name = target.relative_to(root).as_posix()
-    mend = f"run: {_MEND} {target.stem}"
-    return [f"{name}: {sentence}; {mend}" for sentence in audit.output_problems(_read(target))]
+    nb = _read(target)
+    problems = audit.output_problems(nb)
+    if nb.metadata["minibatcher"] != {"outputs": audit.output_digest(nb)}:
+        problems.append("its outputs are not those that the build saved")
+    name, mend = target.relative_to(root).as_posix(), f"run: {_MEND} {target.stem}"
+    return [f"{name}: {sentence}; {mend}" for sentence in problems]
 
 
 def _strays(root: Path) -> list[str]:

@@ -91,7 +91,7 @@ def judge(exercise_id: str, answer: Callable[..., Any], *, seed: int | None = No
                     return CheckResult(exercise_id, False, _recognised(rules, cases, answer) or message)
     except TimeLimitReached:
         where = _call(rules, cases[calls - 1])
-        message = f"stopped after {exercise.time_limit_s} seconds, in {where}; is there a loop that never ends?"
+        message = f"stopped after {exercise.time_limit_s} seconds {where}; is there a loop that never ends?"
         return CheckResult(exercise_id, False, message)
     return CheckResult(exercise_id, True, f"{rules.success} ({len(cases)} inputs)")
 

@@ -1,4 +1,4 @@
-"""Figures in a notebook, with the sentence that stands for them where they can't be seen."""
+"""What a chapter shows: figures, with the sentence that stands for them where they can't be seen, and package source."""
 
 from __future__ import annotations
 
@@ -24,3 +24,13 @@ def show(figure: Figure, alt: str) -> None:
     plt.close(figure)
     bundle = {"image/png": base64.b64encode(buffer.getvalue()).decode("ascii"), "text/plain": alt}
     display(bundle, metadata={"image/png": {"alt": alt}}, raw=True)
+
+
+def show_source(thing: object) -> None:
+    """Display the installed source of a class, a function or a module, so that what a reader sees is what runs."""
+    import inspect
+
+    from IPython.display import display
+
+    source = inspect.getsource(thing).rstrip()
+    display({"text/markdown": f"```python\n{source}\n```", "text/plain": source}, raw=True)

@@ -109,7 +109,9 @@ def role_of(cell: Any) -> str | None:
 
 
 def without_outputs(nb: Any) -> Any:
+    """The notebook as it was before it ran; nb.metadata.minibatcher holds only the digest of its outputs."""
     nb = copy.deepcopy(nb)
+    nb.metadata.pop("minibatcher", None)
     for cell in nb.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

@@ -1,0 +1,440 @@
+"""Labs: the starter fails, the solution passes, each wrong answer gets the message meant for it.
+
+And the build: what it makes, what it refuses, what `--check` sees.
+"""
+
+import contextlib
+import json
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minibatcher.errors import UnknownName
+from minibatcher.labkit import CheckFailed, build, check, checks, hint, judge, reveal
+from minibatcher.labkit.manifest import MANIFEST, ManifestError, load_manifest, read_manifest
+from minibatcher.labkit.notebooks import BuildError, read_source, role_of, stub, student_copy
+from minibatcher.labkit.questions import load_questions
+
+ROOT = Path(__file__).resolve().parents[1]
+EXERCISES = load_manifest()
+MISTAKES = [
+    pytest.param(exercise_id, mistake, id=f"{exercise_id}-{number}")
+    for exercise_id, rules in checks.judges().items()
+    for number, mistake in enumerate(rules.mistakes)
+]
+
+
+def cells_of(exercise_id, *, student):
+    """The code of an exercise's answer and check cells, as in the notebook."""
+    nb = read_source(ROOT / "solutions" / f"{EXERCISES[exercise_id].lab}.md", EXERCISES)
+    nb = student_copy(nb) if student else nb
+    cells = [cell for cell in nb.cells if cell.metadata.get("minibatcher", {}).get("exercise") == exercise_id]
+    assert [role_of(cell) for cell in cells] == ["answer", "check"]
+    return "\n".join(cell.source for cell in cells)
+
+
+@pytest.mark.parametrize("exercise_id", EXERCISES)
+def test_the_starter_fails_and_the_solution_passes(exercise_id, capsys):
+    with pytest.raises(CheckFailed, match=f"✗ {exercise_id}: not written yet"):
+        exec(cells_of(exercise_id, student=True), {"check": check})
+    exec(cells_of(exercise_id, student=False), {"check": check})
+    assert capsys.readouterr().out.startswith(f"✓ {exercise_id}: right")
+
+
+@pytest.mark.parametrize(("exercise_id", "mistake"), MISTAKES)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_each_known_mistake_gets_its_message(exercise_id, mistake, seed):
+    result = judge(exercise_id, mistake.answer, seed=seed)
+    assert not result.ok
+    assert result.message.endswith(mistake.message)
+    assert "expected" in result.message and "got" in result.message
+
+
+def test_every_exercise_has_a_judge_and_known_mistakes():
+    assert set(checks.judges()) == set(EXERCISES)
+    assert all(len(rules.mistakes) >= 3 for rules in checks.judges().values())
+
+
+def whole_list_batch(prompt_lengths, batch_size):
+    return len(prompt_lengths) * max(prompt_lengths), sum(prompt_lengths)
+
+
+def drains_the_callers_list(prompt_lengths, batch_size):
+    computed, useful, queue = 0, sum(prompt_lengths), prompt_lengths
+    while queue:
+        batch, queue[:] = queue[:batch_size], queue[batch_size:]
+        computed += len(batch) * max(batch)
+    return computed, useful
+
+
+def with_numpy(prompt_lengths, batch_size):
+    import numpy as np
+
+    parts = np.split(np.array(prompt_lengths), range(batch_size, len(prompt_lengths), batch_size))
+    return [sum(part.max() * len(part) for part in parts), np.sum(prompt_lengths)]
+
+
+def one_token_off_in_long_lists(prompt_lengths, batch_size):
+    computed, useful = with_numpy(prompt_lengths, batch_size)
+    return computed + (len(prompt_lengths) > 30), useful
+
+
+@pytest.mark.parametrize("answer", [drains_the_callers_list, with_numpy])
+def test_any_way_of_writing_a_right_answer_passes(answer):
+    assert judge("7.1-padding", answer).ok
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (whole_list_batch, "expected (19, 15), got (21, 15). You pad all prompts to the longest of the whole list"),
+        (one_token_off_in_long_lists, "expected ("),
+        (lambda lengths, size: None, "expected two numbers, (computed, useful), got None"),
+        (lambda lengths, size: (19.0, 15), "expected a whole number, got 19.0 (float)"),
+        (lambda lengths, size: ("19", 15), "expected a whole number, got '19' (str)"),
+        (lambda lengths: (19, 15), "raised TypeError"),
+        (lambda lengths, size: lengths[99], "with prompt_lengths=[3, 7, 5], batch_size=2 raised IndexError"),
+    ],
+)
+def test_a_wrong_answer_is_told_what_differed(answer, message):
+    result = judge("7.1-padding", answer, seed=4)
+    assert not result.ok and message in result.message
+
+
+def test_an_object_that_equals_everything_does_not_pass():
+    class Yes(int):
+        def __eq__(self, other):
+            return True
+
+        __hash__ = int.__hash__
+
+    assert not judge("7.1-fastest-finisher", lambda lengths, size: Yes(1)).ok
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+def test_an_endless_loop_is_stopped(monkeypatch):
+    short = {name: replace(exercise, time_limit_s=1) for name, exercise in EXERCISES.items()}
+    monkeypatch.setattr(checks, "load_manifest", lambda: short)
+
+    def endless(lengths, size):
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    result = judge("7.1-padding", endless)
+    assert not result.ok and "stopped after 1 seconds with prompt_lengths=[3, 7, 5]" in result.message
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_inputs_differ_from_call_to_call_and_repeat_for_a_seed():
+    def inputs(seed):
+        seen = []
+        right = checks.judges()["7.1-padding"].answer
+        judge("7.1-padding", lambda lengths, size: seen.append((lengths, size)) or right(lengths, size), seed=seed)
+        return seen
+
+    assert len(inputs(5)) > 50
+    assert inputs(5) == inputs(5) != inputs(6)
+    assert inputs(None) != inputs(None)
+
+
+def test_a_failed_check_shows_no_traceback_and_offers_the_next_hint(monkeypatch, capsys):
+    monkeypatch.setattr(checks, "_hints_shown", {})
+    hints = EXERCISES["7.1-padding"].hints
+    with pytest.raises(CheckFailed) as failure:
+        check("7.1-padding", whole_list_batch)
+    lines = failure.value._render_traceback_()
+    assert lines[0].startswith("✗ 7.1-padding: with prompt_lengths=[3, 7, 5], batch_size=2: expected (19, 15)")
+    assert "shows hint 1 of 3" in lines[-1] and len(lines) == 2
+    for number, text in enumerate(hints, start=1):
+        hint("7.1-padding")
+        assert capsys.readouterr().out == f"Hint {number} of 3: {text}\n"
+    hint("7.1-padding")
+    assert capsys.readouterr().out.count("Hint") == 3
+    with pytest.raises(CheckFailed, match="All 3 hints are out"):
+        check("7.1-padding", whole_list_batch)
+
+
+def test_unknown_names_are_answered_with_the_known_ones():
+    for call in (lambda: check("7.1-paddding", len), lambda: hint("7.9-x"), lambda: reveal("7.1-q99")):
+        with pytest.raises(UnknownName, match=r"known: 7\.1-"):
+            call()
+
+
+def test_answers_to_questions_are_not_in_the_chapters(capsys):
+    text = "".join(" ".join(path.read_text(encoding="utf-8").split()) for path in (ROOT / "chapters").glob("*.md"))
+    for question_id, answer in load_questions().items():
+        assert f'reveal("{question_id}")' in text
+        assert answer[:60] not in text
+        reveal(question_id)
+        assert capsys.readouterr().out.strip() == answer
+
+
+# The manifest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('title = "What padding costs"', "", "exercise '7.1-padding' lacks title"),
+        ("points = 2", "points = 0", "points must be a whole number from 1 to 20, not 0"),
+        ("points = 2", "points = true", "points must be a whole number"),
+        ("minutes = 10", "minutes = 10\nhours = 2", "unknown key 'hours'"),
+        ("needs_gpu = false", 'needs_gpu = "no"', "needs_gpu must be true or false"),
+        ('id = "7.1-padding"', 'id = "padding"', "an id is a section and a word"),
+        ('id = "7.1-padding"', 'id = "7.1-fastest-finisher"', "listed twice"),
+        ("hints = [", 'hints = [ "a fourth",', "needs three different hints"),
+        ("[[exercise]]", "[[exercises]]", "unknown table 'exercises'"),
+        ("points = 2", "points = ", "can't read the manifest"),
+    ],
+)
+def test_a_faulty_manifest_is_refused_with_a_sentence(tmp_path, old, new, message):
+    text = MANIFEST.read_text(encoding="utf-8")
+    assert old in text
+    faulty = tmp_path / "exercises.toml"
+    faulty.write_text(text.replace(old, new, text.count(old) if "[[" in old else 1), encoding="utf-8")
+    with pytest.raises(ManifestError, match=message):
+        read_manifest(faulty)
+
+
+# The build
+
+
+def test_all_notebooks_are_up_to_date():
+    assert build.build(ROOT, check=True) == []
+
+
+@pytest.fixture
+def book(tmp_path):
+    """A copy of the book that a test may damage."""
+    for folder in ("chapters", "labs", "solutions"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns(".*"))
+    return tmp_path
+
+
+def edit(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8", newline="\n")
+
+
+def edit_notebook(path, change):
+    nb = json.loads(path.read_text(encoding="utf-8"))
+    change(nb)
+    text = json.dumps(nb, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def executed_cell(nb):
+    return next(cell for cell in nb["cells"] if cell["cell_type"] == "code" and cell["outputs"])
+
+
+def an_error(nb):
+    executed_cell(nb)["outputs"].append({"output_type": "error", "ename": "E", "evalue": "no", "traceback": []})
+
+
+def an_address(nb):
+    text = "<object object at 0x7f3a5c0d2e10>\n"
+    executed_cell(nb)["outputs"].append({"output_type": "stream", "name": "stdout", "text": [text]})
+
+
+LAB = "lab-7.1"
+DAMAGES = {
+    "source edited": (
+        lambda root: edit(root / f"solutions/{LAB}.md", "A worked case", "A worked example"),
+        [f"solutions/{LAB}.ipynb is stale", f"labs/{LAB}.ipynb is stale", f"run: minibatcher labs build {LAB}"],
+    ),
+    "chapter source edited": (
+        lambda root: edit(root / "chapters/index.md", "# ", "# The "),
+        ["chapters/index.ipynb is stale", "run: minibatcher labs build index"],
+    ),
+    "notebook edited": (
+        lambda root: edit(root / f"labs/{LAB}.ipynb", "A worked case", "A worked example"),
+        [f"labs/{LAB}.ipynb is stale"],
+    ),
+    "notebook saved by another program": (
+        lambda root: edit(root / f"solutions/{LAB}.ipynb", '\n "nbformat": 4', '\n\n "nbformat": 4'),
+        [f"solutions/{LAB}.ipynb was written by another program"],
+    ),
+    "notebook half written": (
+        lambda root: (root / f"labs/{LAB}.ipynb").write_text('{"cells": [', encoding="utf-8"),
+        [f"labs/{LAB}.ipynb is not a notebook"],
+    ),
+    "notebook deleted": (
+        lambda root: (root / f"labs/{LAB}.ipynb").unlink(),
+        [f"labs/{LAB}.ipynb is missing"],
+    ),
+    "a cell that was not run": (
+        lambda root: edit_notebook(
+            root / "chapters/index.ipynb",
+            lambda nb: next(c for c in nb["cells"] if c["cell_type"] == "code").update(
+                execution_count=None, outputs=[]
+            ),
+        ),
+        ["chapters/index.ipynb: cell index-", "execution count None, should have 1"],
+    ),
+    "an error among the outputs": (
+        lambda root: edit_notebook(root / f"solutions/{LAB}.ipynb", an_error),
+        ["holds the error E: no"],
+    ),
+    "an address among the outputs": (
+        lambda root: edit_notebook(root / f"solutions/{LAB}.ipynb", an_address),
+        ["shows a memory address"],
+    ),
+    "an output deleted": (
+        lambda root: edit_notebook(root / f"solutions/{LAB}.ipynb", lambda nb: executed_cell(nb).update(outputs=[])),
+        [
+            f"solutions/{LAB}.ipynb: its outputs are not those that the build saved",
+            f"run: minibatcher labs build {LAB}",
+        ],
+    ),
+    "a notebook without a source": (
+        lambda root: shutil.copy(root / f"labs/{LAB}.ipynb", root / "labs/lab-9.ipynb"),
+        ["labs/lab-9.ipynb has no source solutions/lab-9.md"],
+    ),
+    "a solution in the prose of a lab": (
+        lambda root: edit(root / f"labs/{LAB}.ipynb", "A worked case", "computed += len(batch) * max(batch)"),
+        [f"labs/{LAB}.ipynb leaks the solution of '7.1-padding': 'computed += len(batch) * max(batch)' stands in it"],
+    ),
+    "a solved lab": (
+        lambda root: shutil.copy(root / f"solutions/{LAB}.ipynb", root / f"labs/{LAB}.ipynb"),
+        [f"labs/{LAB}.ipynb leaks the solution of '7.1-padding'", "holds a solution marker", "was executed"],
+    ),
+    "no solution region": (
+        lambda root: edit(root / f"solutions/{LAB}.md", "    ### BEGIN SOLUTION\n    computed", "    computed"),
+        ["the answer cell of '7.1-padding' has no solution region"],
+    ),
+    "no check cell": (
+        lambda root: edit(root / f"solutions/{LAB}.md", ":check: 7.1-padding", ":tags: [x]"),
+        ["exercise '7.1-padding' needs one answer cell and one check cell after it, has answer"],
+    ),
+    "a check cell that does not check": (
+        lambda root: edit(root / f"solutions/{LAB}.md", 'check("7.1-padding", padded_tokens)', "padded_tokens([3], 1)"),
+        ["the check cell of '7.1-padding' has no line check("],
+    ),
+    "no heading": (
+        lambda root: edit(root / f"solutions/{LAB}.md", "{{exercise 7.1-padding}}", "Exercise one"),
+        ["exercise '7.1-padding' needs its heading once"],
+    ),
+    "a marker that nbval would ignore": (
+        lambda root: edit(root / f"solutions/{LAB}.md", "from minibatcher", "# NBVAL_SKIP please\nfrom minibatcher"),
+        ["NBVAL_SKIP must stand alone on its line"],
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_check_is_green_on_the_tree_and_red_after(damage, book):
+    harm, messages = DAMAGES[damage]
+    assert build.build(book, check=True) == []
+    harm(book)
+    problems = "\n".join(build.build(book, check=True))
+    for message in messages:
+        assert message in problems
+
+
+def test_the_check_writes_nothing(book):
+    before = {path: path.read_bytes() for path in book.rglob("*.*")}
+    edit(book / f"solutions/{LAB}.md", "A worked case", "A worked example")
+    assert build.main(["--check", "--root", str(book)]) == 1
+    changed = [path.name for path in book.rglob("*.*") if before.get(path) != path.read_bytes()]
+    assert changed == [f"{LAB}.md"]
+
+
+def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book):
+    more = EXERCISES | {"7.1-new": replace(EXERCISES["7.1-padding"], id="7.1-new")}
+    assert "'7.1-new' is in exercises.toml but in no master" in build.build(book, check=True, exercises=more)[0]
+    fewer = {"7.1-padding": EXERCISES["7.1-padding"]}
+    with pytest.raises(BuildError, match=r"'7\.1-fastest-finisher' is not in exercises\.toml"):
+        build.build(book, check=True, exercises=fewer)
+    moved = EXERCISES | {"7.1-padding": replace(EXERCISES["7.1-padding"], lab="lab-7.2")}
+    assert "belongs to 'lab-7.2' in exercises.toml" in build.build(book, check=True, exercises=moved)[0]
+
+
+def test_a_leaking_lab_is_not_built(book):
+    (book / f"labs/{LAB}.ipynb").unlink()
+    edit(book / f"solutions/{LAB}.md", "A worked case", "Use `computed += len(batch)*max(batch)`. A worked case")
+    problems = build.build(book, only=[LAB])
+    assert "leaks the solution of '7.1-padding'" in problems[0]
+    assert not (book / f"labs/{LAB}.ipynb").exists()
+
+
+def test_a_cell_that_fails_is_not_built(book):
+    before = (book / "chapters/index.ipynb").read_bytes()
+    source = book / "chapters/index.md"
+    source.write_text(source.read_text(encoding="utf-8") + "\n```{code-cell} ipython3\n1 / 0\n```\n", encoding="utf-8")
+    problems = build.build(book, only=["index"])
+    assert problems == ["chapters/index.md: a cell failed: ZeroDivisionError: division by zero"]
+    assert (book / "chapters/index.ipynb").read_bytes() == before
+
+
+def test_building_again_gives_the_same_bytes(book):
+    before = {path: path.read_bytes() for path in book.rglob(f"{LAB}.ipynb")}
+    assert build.build(book, only=[LAB]) == []
+    assert len(before) == 2
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_mistakes_on_the_command_line_get_a_sentence(tmp_path, capsys):
+    assert build.main(["--root", str(tmp_path)]) == 2
+    assert "no sources under" in capsys.readouterr().err
+    assert build.main(["--root", str(ROOT), "no-such"]) == 2
+    assert "no source named 'no-such'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("### BEGIN SOLUTION\nx = 1", "'### BEGIN SOLUTION' without '### END SOLUTION'"),
+        ("x = 1\n### END SOLUTION", "'### END SOLUTION' without its partner"),
+        ("### BEGIN SOLUTION\n### BEGIN SOLUTION\n### END SOLUTION", "without its partner"),
+    ],
+)
+def test_solution_markers_must_match(source, message):
+    with pytest.raises(BuildError, match=message):
+        stub(source, "7.1-x")
+
+
+def test_stubs_keep_the_indentation_and_all_that_is_given():
+    source = (
+        "def f():\n    a = 1\n    ### BEGIN SOLUTION\n    if a:\n        return 2\n    ### END SOLUTION\n    return a\n"
+    )
+    stubbed = stub(source, "7.1-x").split("\n")
+    assert stubbed == [
+        "def f():",
+        "    a = 1",
+        '    raise NotImplementedError("your answer to exercise 7.1-x")',
+        "    return a",
+        "",
+    ]
+
+
+def test_notebooks_are_valid_sources_for_nbgrader():
+    for path in (ROOT / "labs").glob("*.ipynb"):
+        nb = json.loads(path.read_text(encoding="utf-8"))
+        graded = [cell["metadata"]["nbgrader"] for cell in nb["cells"] if "nbgrader" in cell["metadata"]]
+        assert graded and all(meta["schema_version"] == 3 for meta in graded)
+        ids = [meta["grade_id"] for meta in graded]
+        assert len(set(ids)) == len(ids) and all(name.replace("-", "").isalnum() for name in ids)
+        for meta in graded:
+            assert {"grade", "solution", "locked", "task", "cell_type"} <= set(meta)
+            assert meta["grade"] != meta["solution"] and meta["locked"] == meta["grade"]
+            assert ("points" in meta) == meta["grade"]
+
+
+def test_notebooks_hold_nothing_of_the_machine_that_built_them():
+    for folder in ("chapters", "labs", "solutions"):
+        for path in (ROOT / folder).glob("*.ipynb"):
+            data = path.read_bytes()
+            nb = json.loads(data)
+            assert set(nb["metadata"].pop("minibatcher", {})) == (set() if folder == "labs" else {"outputs"})
+            assert nb["metadata"] == {
+                "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+                "language_info": {"name": "python"},
+            }
+            assert b"\r" not in data and str(ROOT).encode() not in data
+            assert all(set(cell["metadata"]) <= {"minibatcher", "nbgrader", "tags"} for cell in nb["cells"])
