@@ -155,6 +155,14 @@ def _lines(data: dict[str, Any]) -> Lines:
     return lines
 
 
+TITLE_FACTS = {
+    "workload": "workload {}",
+    "model": "model {}",
+    "max_num_seqs": "{} slots",
+    "device": "{}",
+    "dtype": "{}",
+    "seed": "seed {}",
+}
 LATENCIES = {
     "queue_ms": "Queue time, ms",
     "ttft_ms": "TTFT, queue time included, ms",
@@ -168,16 +176,13 @@ def _title(data: dict[str, Any]) -> str:
     clock = {"measured": "MEASURED (wall clock)", "simulated": "SIMULATED (virtual time, no model ran)"}[data["clock"]]
     header, runs = data["header"], list(data["strategies"].values())
     facts = [clock, f"{max(run['num_requests'] for run in runs):,} requests"]
-    for key, form in {
-        "workload": "workload {}",
-        "model": "model {}",
-        "max_num_seqs": "{} slots",
-        "device": "{}",
-        "dtype": "{}",
-        "seed": "seed {}",
-    }.items():
-        if isinstance(header.get(key), (str, int, float)):
-            facts.append(form.format(header[key]))
+    hardware = header.get("hardware")
+    header = header | {"device": hardware.get("device")} if isinstance(hardware, dict) else header
+    for key, form in TITLE_FACTS.items():
+        value = header.get(key)
+        value = value.get("name") if isinstance(value, dict) else value
+        if value is not None:
+            facts.append(form.format(value))
     return " · ".join(facts)
 
 

@@ -127,7 +127,7 @@ class Timeline:
         arrivals = [r.arrival_time for r in self.requests.values()]
         ends = [r.finish_time for r in self.requests.values() if r.finish_time is not None]
         start = min(arrivals, default=self.steps[0].start if self.steps else 0.0)
-        return start, max(start, *ends, *(step.end for step in self.steps[-1:]))
+        return start, max([start, *ends, *(step.end for step in self.steps[-1:])])
 
     @property
     def duration(self) -> float:

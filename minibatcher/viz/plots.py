@@ -20,7 +20,8 @@ from ..metrics import summarize
 from ..timeline import RowState, Timeline
 from .palette import HATCHES, IDLE, LABELS, LETTERS, PADDING, request_colour, strategy_colour, tint
 
-STRENGTH = {RowState.PREFILL: 1.0, RowState.DECODE: 0.6, RowState.STALLED: 0.25, RowState.FINISHED: 0.12, PADDING: 0.0}
+STRENGTH = {RowState.PREFILL: 1.0, RowState.DECODE: 0.6, RowState.STALLED: 0.35, RowState.FINISHED: 0.12}
+KINDS = (*RowState, PADDING)
 HATCH_GREY = "#8a8a8a"
 NARROW = 0.003  # of the picture's width: a run narrower than that gets its tint only, a hatch would be noise
 
@@ -71,22 +72,30 @@ def slot_runs(timeline: Timeline, x: str = "time") -> list[Run]:
 
 
 def plot_slots(
-    timeline: Timeline, ax: Axes | None = None, x: str = "step", *, title: str | None = None, legend: bool = True
+    timeline: Timeline,
+    ax: Axes | None = None,
+    x: str = "step",
+    *,
+    title: str | None = None,
+    legend: bool = True,
+    until: float | None = None,
 ) -> Axes:
     """Slots as rows, steps or seconds as columns; colour is the request, hatch what the slot did. Idle stays white.
 
+    until: right end of the x axis, where several pictures share one; by default the end of the run.
     Without `ax` a new figure is made; it is `result.figure`, which a notebook shows. Raises InvalidParameter.
     """
     runs = slot_runs(timeline, x)
     if ax is None:
         ax = Figure(figsize=(10, 1.6 + 0.22 * timeline.num_slots), layout="constrained", dpi=120).add_subplot()
     first, last = _extent(timeline, x)
-    for kind in STRENGTH:
+    last = last if until is None else until
+    for kind in KINDS:
         chosen = [run for run in runs if run.kind == kind]
         left, right, slot = np.array([(run.left, run.right, run.slot) for run in chosen]).reshape(-1, 3).T
         low, high = slot - 0.44, slot + 0.44
         boxes = np.stack([left, low, right, low, right, high, left, high], axis=1).reshape(-1, 4, 2)
-        fill = [tint(request_colour(run.request_id), STRENGTH[kind]) for run in chosen]
+        fill = [_fill(run.kind, request_colour(run.request_id)) for run in chosen]
         ax.add_collection(PolyCollection(boxes, facecolors=fill, linewidths=0, label=LABELS[kind]), autolim=False)
         wide = boxes[right - left > NARROW * (last - first)]
         if kind in HATCHES and len(wide):  # all in one path: a hatch per box is slow
@@ -99,7 +108,7 @@ def plot_slots(
     ax.set_title(title if title is not None else _title(timeline), loc="left", fontsize="medium")
     _name_requests(ax, runs, last - first)
     if legend:
-        shown = [kind for kind in STRENGTH if any(run.kind == kind for run in runs)]
+        shown = [kind for kind in KINDS if any(run.kind == kind for run in runs)]
         ax.legend(handles=_keys(shown), loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=3.6, **LEGEND)
     return ax
 
@@ -117,23 +126,28 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
     top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, 2.8])
     axes = top.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     summaries = {name: summarize(timeline) for name, timeline in timelines.items()}
-    slowest = max(timelines, key=lambda name: timelines[name].duration)
-    end = timelines[slowest].duration or 1.0
+    end = max(timeline.duration for timeline in timelines.values()) or 1.0
+    static = timelines["static"].duration if "static" in timelines else end
     for ax, (name, timeline) in zip(axes, timelines.items()):
         done = timeline.duration
-        plot_slots(timeline, ax, x="time", title=_headline(name, summaries[name]), legend=False)
+        plot_slots(timeline, ax, x="time", title=_headline(name, summaries[name]), legend=False, until=1.005 * end)
         ax.axvline(done, color="black", linewidth=1.2)
         ax.axvspan(done, 2 * end, color="#eeeeee", linewidth=0)
         if done < 0.8 * end:
-            note = f" done {_short(end - done)} s before {slowest}"
+            earlier = f", {_short(static - done)} s before static" if done < static and "static" in timelines else ""
+            note = f" done after {_short(done)} s{earlier}"
             ax.text(done, (timeline.num_slots - 1) / 2, note, va="center")
-        ax.set_xlim(0, end * 1.005)
         ax.label_outer()
     clock = " and ".join(sorted({timeline.clock for timeline in timelines.values()}))
     most = max(len(timeline.requests) for timeline in timelines.values())
     ways = f"{len(timelines)} ways of batching them" if len(timelines) > 1 else "one way of batching them"
     top.suptitle(f"{most:,} requests, {ways} · times are {clock}", x=0.01, ha="left", fontweight="bold")
-    strip.legend(handles=_keys([*STRENGTH, IDLE]), loc="center", title="Colour: request. Hatch:", **LEGEND)
+    strip.legend(
+        handles=_keys([*KINDS, IDLE]),
+        loc="center",
+        title="Colours tell requests apart; strength and hatch tell what the slot did",
+        **LEGEND,
+    )
     left, middle, right = bottom.subplots(1, 3)
     speeds = {name: s["output_tokens_per_s"] for name, s in summaries.items()}
     _bars(left, {"": speeds}, "Output tokens per second", f"tokens/s, {clock}")
@@ -185,13 +199,17 @@ def slots_text(timeline: Timeline, columns: int = 80) -> str:
 LEGEND = {"frameon": False, "fontsize": "small", "ncols": 6}
 
 
+def _fill(kind: RowState | str, colour: str) -> tuple[float, float, float]:
+    return (0.78, 0.78, 0.78) if kind == PADDING else tint(colour, STRENGTH[kind])
+
+
 def _keys(kinds: list) -> list[Patch]:
     keys = []
     for kind in kinds:
         if kind == IDLE:
             keys.append(Patch(facecolor="white", edgecolor="#bbbbbb", label=LABELS[kind]))
         else:
-            face = tint("#0072B2", STRENGTH[kind])
+            face = _fill(kind, "#0072B2")
             keys.append(
                 Patch(facecolor=face, edgecolor=HATCH_GREY, linewidth=0.5, hatch=HATCHES.get(kind), label=LABELS[kind])
             )
@@ -238,7 +256,7 @@ def _headline(name: str, s: dict) -> str:
     for kind in ("finished", "stalled", "idle"):
         if s["slot_shares"][kind]:
             parts.append(f"{LABELS[_kind(kind)]} {_percent(s['slot_shares'][kind])}")
-    parts.append(f"{_short(s['output_tokens_per_s'])} tokens/s, done after {_short(s['makespan_s'])} s")
+    parts.append(f"{_short(s['output_tokens_per_s'])} tokens/s")
     return " · ".join(parts)
 
 

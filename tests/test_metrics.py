@@ -1,0 +1,180 @@
+"""Every metric of a small run, computed by hand; and what must hold for any run."""
+
+import json
+import math
+
+import pytest
+from fake_run import requests, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minibatcher import metrics
+from minibatcher.errors import InvalidParameter
+from minibatcher.metrics import DEFINITIONS, cost, goodput, summarize
+from minibatcher.scheduling import STRATEGIES
+from minibatcher.timeline import RequestRecord, RowRecord, RowState, StepRecord, Timeline
+
+PREFILL, DECODE, STALLED, FINISHED = RowState
+
+
+def by_hand() -> Timeline:
+    """Three slots; a and b run padded, c joins later and is aborted, d is let in but never computes."""
+    steps = [
+        StepRecord(0, 1.1, 0.4, [RowRecord(0, "a", PREFILL, 5, 5), RowRecord(1, "b", PREFILL, 2, 2)],
+                   5, 10, 1, None, ["a", "b"], ["b"], [], 3, 7, 7),
+        StepRecord(1, 1.5, 0.1, [RowRecord(0, "a", DECODE, 1, 6), RowRecord(1, "b", FINISHED, 0, 2)],
+                   1, 2, 1, {"request_id": "c", "reason": "batch already launched"}, [], [], [], 3, 7, 8),
+        StepRecord(2, 1.6, 0.3, [RowRecord(0, "a", DECODE, 1, 7), RowRecord(2, "c", PREFILL, 4, 4)],
+                   None, 5, 0, None, ["c"], ["a"], [], 4, 6, 11),
+        StepRecord(3, 2.0, 0.5, [RowRecord(2, "c", DECODE, 1, 5), RowRecord(1, "d", STALLED, 0, 0)],
+                   None, 1, 2, None, ["d"], [], ["e"], 2, 8, 5),
+    ]  # fmt: skip
+    records = [
+        RequestRecord("a", 1.0, 5, 3, 1.1, [1.5, 1.6, 1.9], 1.9, "stop", output_token_ids=[7, 8, 9]),
+        RequestRecord("b", 1.05, 2, 1, 1.1, [1.5], 1.5, "length", output_token_ids=[4]),
+        RequestRecord("c", 1.3, 4, 2, 1.6, [1.9, 2.5], 2.75, "abort", output_token_ids=[1, 2]),
+        RequestRecord("d", 1.95, 9),
+    ]
+    header = {"strategy": "by hand", "max_num_seqs": 3, "block_size": 4, "num_blocks": 10}
+    return Timeline("measured", header, steps, {r.request_id: r for r in records})
+
+
+EXPECTED = {
+    "makespan_s": 1.75,  # 1.0 until the abort at 2.75
+    "num_requests": 4,
+    "num_output_tokens": 6,
+    "num_prompt_tokens": 11,  # d never got a token
+    "output_tokens_per_s": 6 / 1.75,
+    "total_tokens_per_s": 17 / 1.75,
+    "requests_per_s": 2 / 1.75,
+    "admissions_per_s": 4 / 1.75,
+    "num_steps": 4,
+    "num_preemptions": 1,
+    "slot_occupancy": 6 / 12,
+    "slot_occupancy_time": (2 * 0.4 + 1 * 0.1 + 2 * 0.3 + 1 * 0.5) / (1.3 * 3),
+    "batch_fill": 8 / 12,
+    "batch_efficiency": 6 / 8,
+    "num_computed_tokens": 18,
+    "num_padding_tokens": 4,
+    "padding_share": 4 / 18,
+    "padding_prompt_share": 3 / 18,
+    "padding_finished_share": 1 / 18,
+    "tokens_per_step": 4.5,
+    "busy_share": 1.3 / 1.75,
+}
+EXPECTED_GROUPS = {
+    "num_finished": {"stop": 1, "length": 1, "abort": 1, "unfinished": 1},
+    "queue_ms": {"mean": 150, "p50": 100, "p90": 260, "p99": 296, "n": 3},  # 50, 100, 300
+    "ttft_ms": {"mean": 1550 / 3, "p50": 500, "p90": 580, "p99": 598, "n": 3},  # 450, 500, 600
+    "itl_ms": {"mean": 1000 / 3, "p50": 300, "p90": 540, "p99": 594, "n": 3},  # 100, 300, 600
+    "tpot_ms": {"mean": 400, "p50": 400, "p90": 560, "p99": 596, "n": 2},  # 200, 600
+    "e2el_ms": {"mean": 675, "p50": 675, "p90": 855, "p99": 895.5, "n": 2},  # 450, 900; c was aborted
+    "slot_shares": {"prefill": 3 / 12, "decode": 3 / 12, "stalled": 1 / 12, "finished": 1 / 12, "idle": 4 / 12},
+    "kv_occupancy": {"tokens_of_reserved": 31 / 48, "blocks_of_pool": 0.3, "blocks_peak": 0.4},
+    "queue_depth": {"mean": 1.0, "max": 2},
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_number_by_hand(name):
+    assert summarize(by_hand())[name] == pytest.approx(EXPECTED[name])
+
+
+@pytest.mark.parametrize("name", EXPECTED_GROUPS)
+def test_group_by_hand(name):
+    assert summarize(by_hand())[name] == pytest.approx(EXPECTED_GROUPS[name])
+
+
+def test_every_number_is_checked_and_defined():
+    summary = summarize(by_hand())
+    assert set(summary) == set(EXPECTED) | set(EXPECTED_GROUPS) | {"clock"}
+    counts = {name for name in summary if name.startswith("num_") and name != "num_preemptions"}
+    assert set(summary) - counts - {"clock"} <= set(DEFINITIONS)
+
+
+def test_slice_counts_only_what_happened_in_it():
+    part = summarize(by_hand().slice(1, 3))  # 1.5 to 1.9; the tokens at 1.5 belong to the step before
+    assert part["makespan_s"] == pytest.approx(0.4)
+    assert part["num_output_tokens"] == 3  # a at 1.6 and 1.9, c at 1.9
+    assert part["num_prompt_tokens"] == 4
+    assert part["requests_per_s"] == pytest.approx(1 / 0.4)  # a at 1.9; b ended at 1.5
+    assert part["slot_occupancy"] == pytest.approx(3 / 6)
+
+
+def test_goodput():
+    timeline = by_hand()
+    assert goodput(timeline, ttft_ms=499)["num_good"] == 1  # b
+    both = goodput(timeline, ttft_ms=501, tpot_ms=200.1)
+    assert both["num_good"] == 2 and both["goodput_per_s"] == pytest.approx(2 / 1.75)
+    assert both["good_share"] == pytest.approx(0.5) and both["objective"] == {"ttft_ms": 501, "tpot_ms": 200.1}
+    assert goodput(timeline, tpot_ms=199)["num_good"] == 1  # b has one token: no gap to be late
+    assert goodput(timeline, itl_p99_ms=297)["num_good"] == 1  # a's gaps: 100, 300 → p99 is 298
+    assert goodput(timeline, itl_p99_ms=298.1)["num_good"] == 2
+    assert goodput(timeline, e2el_ms=10_000)["num_good"] == 2  # the aborted and the unfinished one are never good
+
+
+def test_cost():
+    price = cost(by_hand(), 7.2)  # 1.75 s at 7.20 an hour: 0.0035
+    assert price["cost_total"] == pytest.approx(0.0035)
+    assert price["cost_per_million_output_tokens"] == pytest.approx(0.0035 / 6 * 1e6)
+    assert price["cost_per_request"] == pytest.approx(0.0035 / 2)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, "2", True])
+def test_bad_prices_and_objectives_get_a_sentence(value):
+    with pytest.raises(InvalidParameter, match="price_per_hour must be a number above 0"):
+        cost(by_hand(), value)
+    with pytest.raises(InvalidParameter, match="ttft_ms must be a number above 0"):
+        goodput(by_hand(), ttft_ms=value)
+
+
+def test_goodput_needs_an_objective_and_a_whole_run():
+    with pytest.raises(InvalidParameter, match="at least one objective"):
+        goodput(by_hand())
+    with pytest.raises(InvalidParameter, match=r"whole run.*steps 1 to 2"):
+        goodput(by_hand().slice(1, 3), ttft_ms=5)
+    with pytest.raises(InvalidParameter, match="whole run"):
+        cost(by_hand().slice(1, 3), 1.0)
+
+
+def test_empty_run_has_no_nan():
+    summary = summarize(Timeline("measured", {"max_num_seqs": 3, "block_size": 4}))
+    text = json.dumps(summary, allow_nan=False)
+    assert summary["ttft_ms"] == {"mean": None, "p50": None, "p90": None, "p99": None, "n": 0}
+    assert summary["output_tokens_per_s"] is None and summary["slot_occupancy"] is None
+    assert "NaN" not in text
+
+
+def test_one_sample_is_every_percentile():
+    timeline = by_hand()
+    timeline.requests = {"a": timeline.requests["a"]}
+    assert summarize(timeline)["ttft_ms"] == pytest.approx({"mean": 500, "p50": 500, "p90": 500, "p99": 500, "n": 1})
+
+
+@given(
+    name=st.sampled_from(list(STRATEGIES)),
+    n=st.integers(1, 25),
+    seed=st.integers(0, 999),
+    rate=st.floats(1, 500),
+    slots=st.integers(1, 6),
+    blocks=st.integers(12, 60),
+)
+def test_any_run_adds_up(name, n, seed, rate, slots, blocks):
+    timeline = run(name, requests(n, seed, rate, longest=60), max_num_seqs=slots, num_blocks=12 * slots + blocks)
+    s = summarize(timeline)
+    json.dumps(s, allow_nan=False)
+    assert s["num_finished"]["length"] == n == s["ttft_ms"]["n"] == s["e2el_ms"]["n"]
+    assert s["itl_ms"]["n"] == s["num_output_tokens"] - n
+    assert sum(s["slot_shares"].values()) == pytest.approx(1)
+    assert s["slot_occupancy"] == pytest.approx(s["batch_fill"] * s["batch_efficiency"])
+    assert s["slot_occupancy"] == pytest.approx(s["slot_shares"]["prefill"] + s["slot_shares"]["decode"])
+    assert s["padding_share"] == pytest.approx(s["padding_prompt_share"] + s["padding_finished_share"])
+    assert 0 <= s["padding_share"] < 1 and 0 < s["slot_occupancy_time"] <= 1 + 1e-12 and 0 < s["busy_share"] <= 1 + 1e-9
+    if name in ("continuous", "chunked", "solo"):
+        assert s["padding_share"] == 0 and s["slot_shares"]["finished"] == 0
+    for request in timeline.requests.values():
+        assert metrics.queue_time(request) <= metrics.ttft(request) <= metrics.e2el(request) + 1e-12
+        if metrics.tpot(request) is not None:
+            whole = metrics.ttft(request) + metrics.tpot(request) * (len(request.token_times) - 1)
+            assert whole == pytest.approx(metrics.e2el(request))
+    assert all(s[k]["p50"] <= s[k]["p90"] <= s[k]["p99"] for k in ("queue_ms", "ttft_ms", "e2el_ms"))

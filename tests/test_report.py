@@ -1,0 +1,164 @@
+"""Runs side by side: the dict, the table, and whether the answers were the same."""
+
+import copy
+import json
+
+import pytest
+from fake_run import requests, run
+from test_metrics import by_hand
+
+from minibatcher.errors import InvalidParameter
+from minibatcher.metrics import DEFINITIONS, summarize
+from minibatcher.report import comparison, definitions, markdown, table
+
+NAMES = ["static", "dynamic", "continuous", "chunked"]
+
+
+@pytest.fixture(scope="module")
+def timelines():
+    return {name: run(name, requests(14, seed=2, longest=50)) for name in NAMES}
+
+
+def test_json_holds_everything(timelines):
+    data = json.loads(json.dumps(comparison(timelines), allow_nan=False))
+    assert list(data["strategies"]) == NAMES and data["clock"] == "simulated"
+    for name, entry in data["strategies"].items():
+        assert {key: entry[key] for key in summarize(timelines[name])} == summarize(timelines[name])
+        records = list(timelines[name].requests.values())
+        assert entry["requests"] == [
+            {
+                "id": r.request_id,
+                "prompt_tokens": r.num_prompt_tokens,
+                "output_tokens": len(r.output_token_ids),
+                "finish_reason": "length",
+                "output_hash": r.output_hash,
+            }
+            for r in records
+        ]
+    assert data["definitions"] == DEFINITIONS
+    assert data["header"]["workload"] == "fake" and "strategy" not in data["header"]
+    assert data["differing"] == ["block_size", "num_blocks"]
+    assert data["strategies"]["chunked"]["header"] == {"strategy": "chunked", "block_size": 16, "num_blocks": 200}
+
+
+def test_identical_answers(timelines):
+    data = comparison(timelines)
+    assert data["answers_identical"] is True and data["differences"] == [] and data["num_answers_compared"] == 14
+    assert "all strategies gave identical tokens for each of 14 requests" in table(data)
+    hashes = [[r["output_hash"] for r in entry["requests"]] for entry in data["strategies"].values()]
+    assert hashes[0] == hashes[1] == hashes[2] == hashes[3] and len(set(hashes[0])) > 7
+
+
+def test_differing_answers_say_who_and_where(timelines):
+    changed = copy.deepcopy(timelines)
+    ids = changed["chunked"].requests["r3"].output_token_ids
+    right, ids[2] = ids[2], 5
+    del changed["continuous"].requests["r5"].output_token_ids[4:]
+    data = comparison(changed)
+    assert data["answers_identical"] is False
+    longer = timelines["static"].requests["r5"].output_token_ids[4]
+    assert data["differences"] == [
+        {"id": "r5", "strategy": "continuous", "reference": "static", "position": 4, "token": None, "expected": longer},
+        {"id": "r3", "strategy": "chunked", "reference": "static", "position": 2, "token": 5, "expected": right},
+    ]
+    text = " ".join(table(data).split())
+    assert "Answers DIFFER for 2 of 14 requests" in text
+    assert f"r3 under chunked at output token 2 (5, static: {right})" in text
+
+
+def test_missing_request_is_a_difference(timelines):
+    changed = copy.deepcopy(timelines)
+    del changed["dynamic"].requests["r9"]
+    data = comparison(changed)
+    assert data["answers_identical"] is False
+    assert "r9 was not served by dynamic" in table(data)
+
+
+def test_aborted_answers_are_not_compared(timelines):
+    changed = copy.deepcopy(timelines)
+    record = changed["chunked"].requests["r3"]
+    record.finish_reason = "abort"
+    del record.output_token_ids[1:], record.token_times[1:]
+    assert comparison(changed)["answers_identical"] is True
+    only = {name: changed[name] for name in ("static", "chunked")}
+    assert comparison(only)["num_answers_compared"] == 13
+    assert any(line.split()[-4:] == ["0", "0", "0", "1"] for line in table(comparison(changed)).splitlines())
+
+
+def test_solo_is_the_reference(timelines):
+    changed = copy.deepcopy({"chunked": timelines["chunked"], "solo": run("solo", requests(14, seed=2, longest=50))})
+    assert comparison(changed)["answers_identical"] is True
+    changed["chunked"].requests["r2"].output_token_ids[0] += 1
+    assert comparison(changed)["differences"][0]["reference"] == "solo"
+
+
+def test_one_run_has_nothing_to_compare(timelines):
+    data = comparison({"static": timelines["static"]})
+    assert data["answers_identical"] is None
+    assert "Answers" not in table(data) and "relative to" not in table(data)
+
+
+def test_table_is_aligned_and_narrow(timelines):
+    text = table(comparison(timelines))
+    lines = text.splitlines()
+    assert lines[0].startswith("SIMULATED (virtual time, no model ran) · 14 requests")
+    assert max(map(len, lines)) <= 100
+    head = next(line for line in lines if "static" in line and "chunked" in line)
+    ends = [head.index(name) + len(name) for name in NAMES]
+    speeds = next(line for line in lines if line.startswith("output tokens/s"))
+    for end, name in zip(ends, NAMES):
+        value = summarize(timelines[name])["output_tokens_per_s"]
+        assert speeds[:end].split()[-1] == f"{value:.0f}" and speeds[end : end + 1] in ("", " ")
+    ratio = (
+        summarize(timelines["chunked"])["output_tokens_per_s"] / summarize(timelines["static"])["output_tokens_per_s"]
+    )
+    assert ratio > 1.2
+    assert next(line for line in lines if "relative to static" in line).rstrip().endswith(f"{ratio:.2f} ×")
+    for heading in (
+        "Queue time, ms (n = 14)",
+        "TTFT, queue time included, ms (n = 14)",
+        "ITL, ms (n =",
+        "TPOT, ms",
+        "E2EL, ms",
+    ):
+        assert any(line.startswith(heading) for line in lines), heading
+
+
+def test_measured_says_so_and_missing_samples_show_a_dash():
+    run = by_hand()
+    run.header |= {"workload": {"name": "chat"}, "hardware": {"device": "Some CPU"}, "dtype": "float32"}
+    run.requests = {"d": run.requests["d"]}
+    text = table(comparison({"by hand": run}))
+    assert text.startswith("MEASURED (wall clock) · 1 requests · workload chat · 3 slots · Some CPU · float32")
+    assert text.splitlines()[text.splitlines().index("TTFT, queue time included, ms (n = 0)") + 1].split() == [
+        "mean",
+        "–",
+    ]
+
+
+def test_explanations(timelines):
+    data = comparison(timelines)
+    assert "inter-token latency" not in table(data)
+    explained = " ".join(table(data, explain=True).split())
+    for name, sentence in DEFINITIONS.items():
+        assert f"{name}: {sentence}" in explained
+        assert f"{name}: {sentence}" in " ".join(definitions(70).split())
+    assert max(map(len, definitions(70).splitlines())) <= 70
+
+
+def test_markdown_and_notebook_forms(timelines):
+    data = comparison(timelines)
+    rows = [line for line in markdown(data).splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {6}
+    assert "| | static | dynamic | continuous | chunked |" in rows
+    assert data._repr_markdown_() == markdown(data) and str(data) == table(data)
+    assert markdown(json.loads(json.dumps(data))) == markdown(data)
+
+
+def test_bad_comparisons_get_a_sentence(timelines):
+    with pytest.raises(InvalidParameter, match="at least one run"):
+        comparison({})
+    measured = copy.copy(timelines["chunked"])
+    measured.clock = "measured"
+    with pytest.raises(InvalidParameter, match="measured and simulated runs can't stand in one table"):
+        comparison({"static": timelines["static"], "chunked": measured})
