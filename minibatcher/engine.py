@@ -242,7 +242,7 @@ class Engine:
             return prompt
         if self.tokenizer is None:
             raise InvalidParameter("a text prompt needs a tokenizer, and this model has none; give token ids")
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode(prompt, add_special_tokens=True)
 
     def _apply(self, plan: StepPlan, token_ids: list[int | None], start: float, now: float) -> list[Output]:
         """Move each request on by what was computed for it."""

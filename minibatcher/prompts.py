@@ -43,7 +43,7 @@ def to_requests(
                 raise WorkloadError(
                     f"request {row.request_id!r} of {workload.name} has text, but the model has no tokenizer"
                 )
-            token_ids = tokenizer.encode(row.prompt)
+            token_ids = tokenizer.encode(row.prompt, add_special_tokens=True)
         else:
             token_ids = synthetic_prompt(row.prompt_tokens, vocab_size, seed, row.request_id, special)
         forced = params

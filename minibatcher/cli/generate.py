@@ -1,0 +1,85 @@
+"""`minibatcher generate`: a prompt in, text out, as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..request import SamplingParams
+from .options import (
+    add_engine_options,
+    add_model_options,
+    engine_options,
+    natural_int,
+    number,
+    positive_int,
+    write_json,
+)
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "generate",
+        help="continue a prompt, or several in one batch",
+        description="Continue a prompt. One prompt streams to the terminal; several are served as one batch.\n"
+        'The model in the package writes plays: try  minibatcher generate "ROMEO:"',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompt", nargs="+", help="text to continue; - reads it from standard input")
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=positive_int, default=200, help="most tokens to generate (default: 200)")
+    group.add_argument("--min-tokens", type=natural_int, default=0, help="fewest tokens to generate (default: 0)")
+    group.add_argument("--temperature", type=number, default=0.8, help="0 is greedy (default: 0.8)")
+    group.add_argument("--top-k", type=natural_int, default=0, help="keep the k most probable tokens; 0 keeps all")
+    group.add_argument(
+        "--top-p", type=number, default=1.0, help="keep the most probable tokens up to this sum (default: 1)"
+    )
+    group.add_argument("--seed", type=natural_int, default=0, help="same seed, same text (default: 0)")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write texts, token ids and finish reasons as JSON (- for stdout)"
+    )
+    add_model_options(parser)
+    add_engine_options(parser)
+    parser.add_argument("--strategy", default="continuous", help="batching strategy for several prompts")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
+    )
+    from ..llm import LLM
+
+    llm = LLM(args.model, strategy=args.strategy, **engine_options(args))
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
+    if len(prompts) == 1 and not args.json:
+        sys.stdout.write(prompts[0])
+        for text in llm.engine.stream(prompts[0], params):
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        print()
+        return 0
+    completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
+    if args.json:
+        rows = [
+            {
+                "prompt": prompt,
+                "text": done.text,
+                "token_ids": done.token_ids,
+                "prompt_tokens": done.num_prompt_tokens,
+                "finish_reason": done.finish_reason.value,
+            }
+            for prompt, done in zip(prompts, completions)
+        ]
+        write_json(rows, args.json)
+    if args.json != "-":
+        print("\n\n".join(prompt + done.text for prompt, done in zip(prompts, completions)))
+    return 0

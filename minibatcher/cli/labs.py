@@ -1,0 +1,24 @@
+"""`minibatcher labs`: build the notebooks from their sources."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("labs", help="build the chapters' and labs' notebooks from their Markdown sources")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = actions.add_parser(
+        "build",
+        help="write chapters/*.ipynb, solutions/*.ipynb and labs/*.ipynb",
+        description="Write the notebooks from chapters/*.md and solutions/*.md: chapters and solutions executed, labs "
+        "with stubs in place of the solutions.",
+    )
+    build.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a notebook is out of date")
+    build.set_defaults(run=run_build)
+
+
+def run_build(args: argparse.Namespace) -> int:
+    from ..labkit.build import main
+
+    return main(["--check"] if args.check else [])

@@ -1,0 +1,86 @@
+"""One workload through several strategies on one model, each on an engine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from .build import EngineOptions, build_engine, resolve_device
+from .engine import Engine
+from .model.loader import LoadedModel, load_model
+from .prompts import to_requests
+from .request import SamplingParams
+from .timeline import Timeline
+from .workload import Workload
+
+DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")
+
+
+def run_comparison(
+    workload: Workload,
+    *,
+    model: str | LoadedModel = "bard",
+    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    params: SamplingParams | None = None,
+    progress: bool = False,
+    **options,
+) -> dict[str, Timeline]:
+    """Serve the same requests under each strategy; returns name → timeline, in the order given.
+
+    The workload must fit the context (Workload.fit_to_context). params: sampling for all; rows that name an output
+    length are forced to it. options: those of Engine.from_model. A short warm-up precedes each run and is not recorded.
+    After an interrupt the strategies that have not begun are left out.
+    """
+    params = params or SamplingParams()
+    defaults = EngineOptions()
+    seed = options.get("seed", defaults.seed)
+    if isinstance(model, str):
+        device = resolve_device(options.get("device", defaults.device))
+        model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
+    engines = {name: build_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
+    timelines = {}
+    for name, engine in engines.items():
+        requests = to_requests(
+            workload,
+            vocab_size=model.config.vocab_size,
+            tokenizer=model.tokenizer,
+            special=_special_ids(model),
+            params=params,
+            seed=seed,
+        )
+        for request in requests:
+            engine.check(request)
+        _warm_up(engine, model)
+        timeline = engine.run(requests, progress=progress)
+        timeline.header["workload"] = {
+            "name": workload.name,
+            "source": workload.source,
+            "notes": list(workload.notes),
+            "num_requests": len(workload),
+        }
+        timeline.header["sampling"] = asdict(params)
+        timelines[name] = timeline
+        if timeline.header.get("interrupted"):
+            break
+    return timelines
+
+
+def _special_ids(model: LoadedModel) -> tuple[int, ...]:
+    """Tokens that a synthetic prompt must not hold."""
+    config = model.config
+    ids = {*config.eos_token_ids, config.bos_token_id, config.pad_token_id}
+    if model.tokenizer is not None:
+        ids |= model.tokenizer.special_ids
+    return tuple(sorted(i for i in ids if i is not None))
+
+
+def _warm_up(engine: Engine, model: LoadedModel) -> None:
+    """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run."""
+    length = min(32, engine.max_model_len - 4)
+    prompts = [[(7 * i + j) % model.config.vocab_size for j in range(length)] for i in range(2)]
+    params = replace(SamplingParams(), max_tokens=4, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        engine.add(prompt, params, request_id=f"warm-up-{i}")
+    while engine.scheduler.has_work():
+        engine.step()
+    engine.reset()
