@@ -22,7 +22,7 @@ LAYERS = [
     {"attention", "model"},
     {"runners", "provenance"},
     {"engine", "build", "llm"},
-    {"compare", "report", "viz", "labkit"},
+    {"claims", "compare", "report", "viz", "labkit"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
