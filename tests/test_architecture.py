@@ -16,13 +16,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 # here.
 LAYERS = [
     {"errors"},
-    {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
+    {"claims", "clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
     {"kv"},
     {"scheduling"},
     {"attention", "model"},
     {"runners", "provenance"},
     {"engine", "build", "llm"},
-    {"claims", "compare", "report", "viz", "labkit"},
+    {"compare", "report", "viz", "labkit"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
