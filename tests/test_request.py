@@ -1,0 +1,92 @@
+"""The life of one request: parameters, ends, and token slices."""
+
+from __future__ import annotations
+
+import pytest
+
+from minibatcher.errors import InvalidParameter
+from minibatcher.request import FinishReason, Request, SamplingParams, Status
+
+
+@pytest.mark.parametrize(
+    "bad, message",
+    [
+        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, not 0"),
+        ({"max_tokens": -5}, "not -5"),
+        ({"max_tokens": 2.5}, "not 2.5"),
+        ({"max_tokens": True}, "not True"),
+        ({"min_tokens": 9, "max_tokens": 8}, r"min_tokens \(9\) must not exceed max_tokens \(8\)"),
+        ({"temperature": -0.1}, "temperature must be 0"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
+        ({"temperature": float("inf")}, "temperature must be 0"),
+        ({"top_k": -1}, "top_k"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"stop": ("",)}, "non-empty"),
+        ({"stop": (3,)}, "non-empty"),
+    ],
+)
+def test_bad_sampling_parameters_are_refused(bad, message):
+    with pytest.raises(InvalidParameter, match=message):
+        SamplingParams(**bad)
+
+
+def test_one_stop_string_may_stand_alone():
+    assert SamplingParams(stop="END").stop == ("END",)
+
+
+@pytest.mark.parametrize("arrival", [-0.5, float("nan"), float("inf")])
+def test_bad_arrival_times_and_empty_prompts_are_refused(arrival):
+    with pytest.raises(InvalidParameter, match="arrival_time"):
+        Request("r", [1], arrival_time=arrival)
+    with pytest.raises(InvalidParameter, match="empty prompt"):
+        Request("r", [])
+
+
+def ends(tokens: list[int], eos=(7,), **params) -> tuple[FinishReason | None, int]:
+    """(finish reason, tokens taken) when the model says `tokens`."""
+    request = Request("r", [1, 2], SamplingParams(**params))
+    for i, token in enumerate(tokens):
+        request.append(token, float(i), frozenset(eos))
+        if request.finished:
+            break
+    return request.finish_reason, request.num_output_tokens
+
+
+def test_ends_of_a_sequence():
+    assert ends([3, 4, 7, 5]) == (FinishReason.STOP, 3)
+    assert ends([3, 4, 7, 5], ignore_eos=True, max_tokens=4) == (FinishReason.LENGTH, 4)
+    assert ends([3, 4, 5, 6], max_tokens=3) == (FinishReason.LENGTH, 3)
+    assert ends([3, 4, 7], max_tokens=3) == (FinishReason.STOP, 3)  # both at once: it stopped by itself
+    assert ends([3, 9, 5], stop_token_ids=(9,)) == (FinishReason.STOP, 2)
+    assert ends([3, 9, 5], stop_token_ids=(9,), ignore_eos=True) == (FinishReason.STOP, 2)
+    assert ends([7, 7, 4, 7, 5], min_tokens=3) == (FinishReason.STOP, 4)
+    assert ends([3, 4]) == (None, 2)
+
+
+def test_a_request_ends_only_once():
+    request = Request("r", [1])
+    request.finish(FinishReason.ABORT, 1.0)
+    with pytest.raises(RuntimeError, match="ended twice"):
+        request.finish(FinishReason.STOP, 2.0)
+    assert (request.status, request.finish_reason, request.finish_time) == (Status.FINISHED, FinishReason.ABORT, 1.0)
+
+
+def test_computed_tokens_catch_up_with_tokens():
+    request = Request("r", range(10, 15))
+    assert (request.num_pending_tokens, request.is_decoding) == (5, False)
+    request.num_computed_tokens = 5
+    request.append(99, 0.0)
+    assert (request.num_pending_tokens, request.is_decoding) == (1, True)
+    request.num_computed_tokens = 0  # preempted: a decode becomes a prompt again
+    assert (request.num_pending_tokens, request.is_decoding) == (6, False)
+    request.append(98, 0.0)
+    joined = [10, 11, 12, 13, 14, 99, 98]
+    for start in range(8):
+        for stop in range(start, 8):
+            assert request.token_slice(start, stop) == joined[start:stop]
+
+
+def test_a_one_token_prompt_is_no_decode():
+    assert not Request("r", [5]).is_decoding
