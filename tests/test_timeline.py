@@ -1,6 +1,7 @@
 """The record of a run: saved, loaded, cut; damaged files are told in sentences."""
 
 import json
+from pathlib import Path
 
 import pytest
 from fake_run import requests, run
@@ -32,15 +33,28 @@ def test_file_says_what_it_is(tmp_path):
     assert data["requests"][0]["output_hash"] == by_hand().requests["a"].output_hash
 
 
-def test_interrupted_save_leaves_the_old_file(tmp_path):
+def test_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.json"
     by_hand().save(path)
     before = path.read_bytes()
+    whole = Path.write_text
+
+    def half(self, text, **options):
+        whole(self, text[: len(text) // 2], **options)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="no space left"):
+        by_hand().slice(0, 2).save(path)
+    assert path.read_bytes() == before
+
+
+def test_no_nan_in_a_file(tmp_path):
     broken = by_hand()
     broken.steps[0].duration = float("nan")
     with pytest.raises(ValueError):
-        broken.save(path)
-    assert path.read_bytes() == before
+        broken.save(tmp_path / "run.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_hash_tells_answers_apart():
