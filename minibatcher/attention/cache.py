@@ -5,7 +5,7 @@ The cache of one layer is two tensors, k_cache and v_cache, each [num_blocks, bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,14 @@ class RaggedBatch:
     block_tables: Tensor  # int32 [R, max_blocks], padded with 0
     query_lens: list[int]
     context_lens_list: list[int]
+    _used: list[Tensor] | None = field(default=None, repr=False)
+
+    def used_blocks(self, block_size: int) -> list[Tensor]:
+        """Each request's blocks without the padding; made once a step, used by every layer."""
+        if self._used is None:
+            counts = [-(-length // block_size) for length in self.context_lens_list]
+            self._used = [table[:count] for table, count in zip(self.block_tables.unbind(0), counts)]
+        return self._used
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

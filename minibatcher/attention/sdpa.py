@@ -1,4 +1,4 @@
-"""Attention through PyTorch's scaled_dot_product_attention, one call a request (ragged) or one in all (padded)."""
+"""Attention through PyTorch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -10,31 +10,67 @@ from .cache import RaggedBatch
 
 
 def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, scale: float) -> Tensor:
-    """Each query sees its own request's tokens up to itself; shapes as in reference.ragged_attention."""
-    block_size, num_kv_heads, head_dim = k_cache.shape[1:]
-    group = q.shape[1] // num_kv_heads
-    out = torch.empty_like(q)
-    start = 0
-    for row, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens_list)):
-        blocks = batch.block_tables[row, : -(-context_len // block_size)]
-        keys = k_cache.index_select(0, blocks).view(-1, num_kv_heads, head_dim)[:context_len].transpose(0, 1)
-        values = v_cache.index_select(0, blocks).view(-1, num_kv_heads, head_dim)[:context_len].transpose(0, 1)
-        stop = start + query_len
-        if query_len == 1:
-            # The query heads that share a key head become rows of one query: no mask, no repeated keys.
-            rows = q[start].view(num_kv_heads, group, head_dim)
-            result = F.scaled_dot_product_attention(rows[None], keys[None], values[None], scale=scale)
-            out[start] = result.view(-1, head_dim)
+    """Each query sees its own request's tokens up to itself; shapes as in reference.ragged_attention.
+
+    Decodes, too, are served one request at a time on a CPU: gathering them into one padded call copies more than it
+    saves (measured 2 to 40 times slower where context lengths differ, faster only where all are below about 100).
+    On a GPU, where each call costs a launch, all decodes of the step go together.
+    """
+    query_lens, context_lens = batch.query_lens, batch.context_lens_list
+    decodes = [row for row, length in enumerate(query_lens) if length == 1]
+    together = q.is_cuda and len(decodes) > 1
+    if together and len(decodes) == len(query_lens):
+        return _decode_together(q, k_cache, v_cache, batch, decodes, scale)
+    out: list[Tensor] = []
+    for queries, blocks, context_len in zip(q.split(query_lens), batch.used_blocks(k_cache.shape[1]), context_lens):
+        if together and len(queries) == 1:
+            out.append(queries)  # its place is kept; filled below
         else:
-            first = query_len == context_len
-            mask = None if first else _lower_right(query_len, context_len, q.device)
-            result = F.scaled_dot_product_attention(
-                q[start:stop].transpose(0, 1)[None], keys[None], values[None],
-                attn_mask=mask, is_causal=first, scale=scale, enable_gqa=group > 1,
-            )  # fmt: skip
-            out[start:stop] = result[0].transpose(0, 1)
-        start = stop
-    return out
+            keys = k_cache.index_select(0, blocks).flatten(0, 1)[:context_len]
+            values = v_cache.index_select(0, blocks).flatten(0, 1)[:context_len]
+            out.append(_attend_request(queries, keys, values, scale))
+    result = torch.cat(out)
+    if together:
+        tokens = batch.cu_seqlens_q[torch.tensor(decodes, device=q.device)]
+        result[tokens] = _decode_together(q[tokens], k_cache, v_cache, batch, decodes, scale)
+    return result
+
+
+def _attend_request(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """The last tokens of one request, q [n, num_heads, head_dim], over its keys, values [m, num_kv_heads, head_dim]."""
+    n, m, num_kv_heads = len(q), len(keys), keys.shape[1]
+    keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    if n == 1:
+        # The query heads that share a key head become rows of one query: no mask, no repeated keys.
+        rows = q.view(1, num_kv_heads, -1, q.shape[-1])
+        return F.scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(q.shape)
+    # is_causal means the upper left corner, so it serves only where nothing precedes.
+    mask = None if n == m else torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+    heads = q.transpose(0, 1)[None]
+    gqa = q.shape[1] != num_kv_heads
+    out = F.scaled_dot_product_attention(
+        heads, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=gqa
+    )
+    return out[0].transpose(0, 1)
+
+
+def _decode_together(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, rows: list[int], scale: float
+) -> Tensor:
+    """One query for each of `rows`, q [len(rows), num_heads, head_dim], over keys padded to the longest context."""
+    num_kv_heads = k_cache.shape[2]
+    index = torch.tensor(rows, device=q.device)
+    longest = max(batch.context_lens_list[row] for row in rows)
+    tables = batch.block_tables[index, : -(-longest // k_cache.shape[1])]
+    keys = k_cache[tables].flatten(1, 2)
+    values = v_cache[tables].flatten(1, 2)
+    seen = torch.arange(keys.shape[1], device=q.device) < batch.context_lens[index, None]
+    _blank(keys, values, seen)
+    grouped = q.view(len(rows), num_kv_heads, -1, q.shape[-1])
+    out = F.scaled_dot_product_attention(
+        grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=seen[:, None, None], scale=scale
+    )
+    return out.reshape(q.shape)
 
 
 def padded_attention(
@@ -45,10 +81,7 @@ def padded_attention(
     keys = k_cache[:, :max_context].index_select(0, index)
     values = v_cache[:, :max_context].index_select(0, index)
     places = torch.arange(max_context, device=q.device)
-    # Never-written or stale entries may hold NaN, and NaN times a weight of zero is NaN: blank what no query sees.
-    unseen = places > positions.amax(dim=1, keepdim=True)
-    keys.masked_fill_(unseen[:, :, None, None], 0)
-    values.masked_fill_(unseen[:, :, None, None], 0)
+    _blank(keys, values, places <= positions.amax(dim=1, keepdim=True))
     mask = places <= positions[:, None, :, None]
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2),
@@ -57,6 +90,8 @@ def padded_attention(
     return out.transpose(1, 2)
 
 
-def _lower_right(query_len: int, context_len: int, device: torch.device) -> Tensor:
-    """bool [query_len, context_len]: the last query sees all, the one before it all but the last key, and so on."""
-    return torch.ones(query_len, context_len, dtype=torch.bool, device=device).tril(context_len - query_len)
+def _blank(keys: Tensor, values: Tensor, seen: Tensor) -> None:
+    """Zero, in place, what no query sees: stale entries may hold NaN, and NaN times a weight of zero is still NaN."""
+    unseen = ~seen[:, :, None, None]
+    keys.masked_fill_(unseen, 0)
+    values.masked_fill_(unseen, 0)

@@ -76,13 +76,6 @@ def ban(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> None:
     logits[torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)] = -torch.inf
 
 
-def banned_tokens(params: SamplingParams, num_output_tokens: int, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
-    """Tokens that would end the request with its next token, while that would be too early for min_tokens."""
-    if num_output_tokens + 1 >= params.min_tokens:
-        return ()
-    return (*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids)
-
-
 def uniform(seed: int, index: int) -> float:
     """The random number in [0, 1) for a request's output token number `index`.
 
