@@ -165,7 +165,7 @@ TITLE_FACTS = {
 }
 LATENCIES = {
     "queue_ms": "Queue time, ms",
-    "ttft_ms": "TTFT, queue time included, ms",
+    "ttft_ms": "TTFT, queue included, ms",
     "itl_ms": "ITL, ms",
     "tpot_ms": "TPOT, ms",
     "e2el_ms": "E2EL, ms",
@@ -175,7 +175,8 @@ LATENCIES = {
 def _title(data: dict[str, Any]) -> str:
     clock = {"measured": "MEASURED (wall clock)", "simulated": "SIMULATED (virtual time, no model ran)"}[data["clock"]]
     header, runs = data["header"], list(data["strategies"].values())
-    facts = [clock, f"{max(run['num_requests'] for run in runs):,} requests"]
+    most = max(run["num_requests"] for run in runs)
+    facts = [clock, f"{most:,} request{'s' if most != 1 else ''}"]
     hardware = header.get("hardware")
     header = header | {"device": hardware.get("device")} if isinstance(hardware, dict) else header
     for key, form in TITLE_FACTS.items():
@@ -264,7 +265,7 @@ def _number(value: float | None, digits: int) -> str:
         return "–"
     if value == 0 or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
-    return f"{value:.{digits}g}" if abs(value) < 1 else f"{value:.{digits - len(str(int(abs(value))))}f}"
+    return f"{value:#.{digits}g}" if abs(value) < 1 else f"{value:.{digits - len(str(int(abs(value))))}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -9,7 +9,7 @@ from test_metrics import by_hand
 
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, summarize
-from minibatcher.report import comparison, definitions, markdown, table
+from minibatcher.report import _number, _percent, comparison, definitions, markdown, table
 
 NAMES = ["static", "dynamic", "continuous", "chunked"]
 
@@ -116,7 +116,7 @@ def test_table_is_aligned_and_narrow(timelines):
     assert next(line for line in lines if "relative to static" in line).rstrip().endswith(f"{ratio:.2f} ×")
     for heading in (
         "Queue time, ms (n = 14)",
-        "TTFT, queue time included, ms (n = 14)",
+        "TTFT, queue included, ms (n = 14)",
         "ITL, ms (n =",
         "TPOT, ms",
         "E2EL, ms",
@@ -129,8 +129,8 @@ def test_measured_says_so_and_missing_samples_show_a_dash():
     run.header |= {"workload": {"name": "chat"}, "hardware": {"device": "Some CPU"}, "dtype": "float32"}
     run.requests = {"d": run.requests["d"]}
     text = table(comparison({"by hand": run}))
-    assert text.startswith("MEASURED (wall clock) · 1 requests · workload chat · 3 slots · Some CPU · float32")
-    assert text.splitlines()[text.splitlines().index("TTFT, queue time included, ms (n = 0)") + 1].split() == [
+    assert text.startswith("MEASURED (wall clock) · 1 request · workload chat · 3 slots · Some CPU · float32")
+    assert text.splitlines()[text.splitlines().index("TTFT, queue included, ms (n = 0)") + 1].split() == [
         "mean",
         "–",
     ]
@@ -162,3 +162,10 @@ def test_bad_comparisons_get_a_sentence(timelines):
     measured.clock = "measured"
     with pytest.raises(InvalidParameter, match="measured and simulated runs can't stand in one table"):
         comparison({"static": timelines["static"], "chunked": measured})
+
+
+def test_few_digits():
+    values = {0: "0", 0.04123: "0.0412", 0.99999: "1.00", 7.346: "7.35", 41.23: "41.2", 99.96: "100.0", 1207.4: "1,207"}
+    assert {value: _number(value, 3) for value in values} == values
+    assert _number(None, 3) == "–" and _number(14.4, 2) == "14"
+    assert [_percent(share) for share in (None, 0, 0.004, 0.126, 1)] == ["–", "0 %", "<1 %", "13 %", "100 %"]
