@@ -187,25 +187,26 @@ def _byte_pieces(tokenizer: Tokenizer) -> _Pieces:
 
 
 def _window_pieces(tokenizer: Tokenizer, longest: int = 32) -> _Pieces:
-    """For other tokens: decode the last few together, and wait while their text ends in a broken character.
+    """For other tokens: decode the newest together, and wait while their text ends in a broken character.
 
-    A token before the new ones gives the decoder its context (some write a space only between two words). After
+    The tokens of the piece before give the decoder its context (some write a space only between two words). After
     `longest` tokens without a whole character it is garbage, not UTF-8, and passes as U+FFFD.
     """
-    window: list[int] = []
-    known = ""  # the text of the window that has been returned
+    context: list[int] = []
+    fresh: list[int] = []
+    known = ""  # the text of the context
 
     def piece(token_id: int | None) -> str:
-        nonlocal window, known
+        nonlocal context, fresh, known
         if token_id is not None:
-            window.append(token_id)
-        text = tokenizer.decode(window)
-        if token_id is not None and text.endswith("\ufffd") and len(window) < longest:
+            fresh.append(token_id)
+        text = tokenizer.decode(context + fresh)
+        if token_id is not None and text.endswith("\ufffd") and len(fresh) < longest:
             return ""
         new = text[len(known) :]
-        if new and token_id is not None:
-            window = window[-1:]
-            known = tokenizer.decode(window)
+        if new:
+            context, fresh = fresh, []
+            known = tokenizer.decode(context)
         return new
 
     return piece
