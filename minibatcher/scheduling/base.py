@@ -174,16 +174,18 @@ class Scheduler(ABC):
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is request:
-                return False
-        return True
+                break
+        if plan.preempted:
+            head = self.waiting[0]
+            need = self.kv.blocks_for(head.num_tokens)
+            plan.wait = Wait(head.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
+        return request.slot is not None
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Drop its KV and put it at the head of the queue: all its tokens are computed again later."""
-        need = self.kv.blocks_for(request.num_tokens)
         self._leave(request)
         request.status, request.num_computed_tokens = Status.WAITING, 0
         request.num_preemptions += 1
         self.waiting.appendleft(request)
         plan.rows = [row for row in plan.rows if row.request is not request]
         plan.preempted.append(request)
-        plan.wait = Wait(request.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
