@@ -1,5 +1,6 @@
 """Chapters and solutions run from top to bottom in a fresh kernel; an unsolved lab does not."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted([*(ROOT / "chapters").glob("*.ipynb"), *(ROOT / "solutions").glob("*.ipynb")])
 
 
-def run_notebook(path, tmp_path, *flags):
+def run_notebooks(paths, tmp_path):
     """The classroom's run, in the way of pytest and its own folder, so that no setting of this run gets in."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-c", str(tmp_path / "pytest.ini"), "--rootdir", str(tmp_path)),
             *("-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"),
-            *(*flags, str(path)),
+            *map(str, paths),
         ],
         env=kernel_environment(str(tmp_path)) | {"PYTHONDONTWRITEBYTECODE": "1"},
         cwd=tmp_path,
@@ -36,15 +37,20 @@ def test_there_are_chapters_and_solutions():
     assert {path.parent.name for path in NOTEBOOKS} == {"chapters", "solutions"}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_runs_from_top_to_bottom(path, tmp_path):
-    result = run_notebook(path, tmp_path)
+def test_they_run_from_top_to_bottom(tmp_path):
+    result = run_notebooks(NOTEBOOKS, tmp_path)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "labs").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_an_unsolved_lab_is_red_and_says_why(path, tmp_path):
-    result = run_notebook(path, tmp_path)
+    result = run_notebooks([path], tmp_path)
     assert result.returncode == 1
     assert "not written yet" in result.stdout and 'hint("' in result.stdout
     assert "NotImplementedError: your answer" not in result.stdout
+
+
+def test_the_naive_loop_is_under_forty_lines():
+    nb = json.loads((ROOT / "chapters" / "7.1-static-and-dynamic.ipynb").read_text(encoding="utf-8"))
+    (loop,) = [cell["source"] for cell in nb["cells"] if "def static_batch(" in "".join(cell["source"])]
+    assert len([line for line in loop if line.strip()]) < 40

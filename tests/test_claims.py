@@ -45,3 +45,16 @@ def test_ended_rows_are_those_of_the_static_scheduler():
 def test_equal_lengths_waste_nothing():
     assert set(ended_rows([17] * 5)) == {0}
     assert padding_factors([9] * 3) == pytest.approx([1, 1, 1])
+
+
+def test_with_equal_lengths_static_and_continuous_take_the_same_steps():
+    from fakes import fake_engine
+
+    from minibatcher.request import Request, SamplingParams
+
+    steps = {}
+    for name in ("static", "continuous"):
+        engine = fake_engine(name, max_num_seqs=4, max_num_batched_tokens=24)
+        requests = [Request(f"r{i}", list(range(6)), SamplingParams(max_tokens=11)) for i in range(8)]
+        steps[name] = len(engine.run(requests).steps)
+    assert steps == {"static": 22, "continuous": 22}

@@ -166,12 +166,14 @@ def test_unknown_names_are_answered_with_the_known_ones():
 
 
 def test_answers_to_questions_are_not_in_the_chapters(capsys):
-    text = "".join(" ".join(path.read_text(encoding="utf-8").split()) for path in (ROOT / "chapters").glob("*.md"))
+    chapters = [path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.*")]
+    text = " ".join(" ".join(chapters).split())
+    assert load_questions()
     for question_id, answer in load_questions().items():
         assert f'reveal("{question_id}")' in text
-        assert answer[:60] not in text
+        assert answer[:40] not in text
         reveal(question_id)
-        assert capsys.readouterr().out.strip() == answer
+        assert " ".join(capsys.readouterr().out.split()) == answer
 
 
 # The manifest
@@ -349,7 +351,7 @@ def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book
     more = EXERCISES | {"7.1-new": replace(EXERCISES["7.1-padding"], id="7.1-new")}
     assert "'7.1-new' is in exercises.toml but in no master" in build.build(book, check=True, exercises=more)[0]
     fewer = {"7.1-padding": EXERCISES["7.1-padding"]}
-    with pytest.raises(BuildError, match=r"'7\.1-fastest-finisher' is not in exercises\.toml"):
+    with pytest.raises(BuildError, match=r"'7\.1-fastest-finisher', which is not in exercises\.toml"):
         build.build(book, check=True, exercises=fewer)
     moved = EXERCISES | {"7.1-padding": replace(EXERCISES["7.1-padding"], lab="lab-7.2")}
     assert "belongs to 'lab-7.2' in exercises.toml" in build.build(book, check=True, exercises=moved)[0]

@@ -23,6 +23,7 @@ from .manifest import Exercise, load_manifest
 from .notebooks import BuildError, dumps, read_source, require, student_copy, without_outputs
 
 CELL_TIMEOUT_S = 120
+UNSAVED = "unsaved"  # tag of a cell whose output a reader should not meet before running it, such as an answer
 _MEND = "minibatcher labs build"
 
 
@@ -88,6 +89,7 @@ def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda senten
             timeout=CELL_TIMEOUT_S,
             record_timing=False,
             store_widget_state=False,
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],
             resources={"metadata": {"path": str(folder)}},
         )
         try:
@@ -100,7 +102,7 @@ def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda senten
     for cell in nb.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = _tidy(cell.outputs, say)
+            cell.outputs = [] if UNSAVED in cell.metadata.get("tags", []) else _tidy(cell.outputs, say)
     nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb)}
     return audit.output_problems(nb)
 

@@ -1,4 +1,4 @@
-"""What a chapter shows: figures, with the sentence that stands for them where they can't be seen, and package source."""
+"""What a chapter shows: figures, with the sentence that stands for them where they are not seen, and package source."""
 
 from __future__ import annotations
 

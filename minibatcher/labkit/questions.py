@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -21,4 +22,4 @@ def reveal(question_id: str) -> None:
     questions = load_questions()
     if question_id not in questions:
         raise UnknownName("question", question_id, list(questions))
-    print(questions[question_id])
+    print(textwrap.fill(questions[question_id], 100))
