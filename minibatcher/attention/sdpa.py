@@ -76,18 +76,38 @@ def _decode_together(
 def padded_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, slots: list[int], positions: Tensor, max_context: int, scale: float
 ) -> Tensor:
-    """One masked call over the whole rectangle, padding included; shapes as in reference.padded_attention."""
-    index = torch.tensor(slots, device=q.device)
-    keys = k_cache[:, :max_context].index_select(0, index)
-    values = v_cache[:, :max_context].index_select(0, index)
-    places = torch.arange(max_context, device=q.device)
-    _blank(keys, values, places <= positions.amax(dim=1, keepdim=True))
-    mask = places <= positions[:, None, :, None]
+    """One call over the whole rectangle, padding included; shapes as in reference.padded_attention.
+
+    Entries that no query sees must be finite all the same (a fresh pool is zero): they are multiplied by a weight of 0.
+    """
+    batch, width, num_heads, head_dim = q.shape
+    keys, values = _slices(k_cache, slots, max_context), _slices(v_cache, slots, max_context)
+    if width == max_context:
+        # All rows begin at position 0, so padding stands to the right of every token and causality hides it.
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=num_heads != keys.shape[1]
+        )
+        return out.transpose(1, 2)
+    visible = torch.arange(max_context, device=q.device) <= positions[:, None, :, None]
+    mask = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
+    if width == 1:
+        # The query heads that share a key head become rows of one query: no repeated keys.
+        rows = q.view(batch, keys.shape[1], -1, head_dim)
+        mask = mask.expand(-1, -1, rows.shape[2], -1)
+        return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale).view(q.shape)
     out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2),
-        attn_mask=mask, scale=scale, enable_gqa=q.shape[2] != keys.shape[2],
-    )  # fmt: skip
+        q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=num_heads != keys.shape[1]
+    )
     return out.transpose(1, 2)
+
+
+def _slices(cache: Tensor, slots: list[int], length: int) -> Tensor:
+    """[B, num_kv_heads, length, head_dim]: the first `length` entries of each slot, uncopied if slots adjoin."""
+    if slots == list(range(slots[0], slots[0] + len(slots))):
+        chosen = cache[slots[0] : slots[0] + len(slots), :length]
+    else:
+        chosen = cache[:, :length].index_select(0, torch.tensor(slots, device=cache.device))
+    return chosen.transpose(1, 2)
 
 
 def _blank(keys: Tensor, values: Tensor, seen: Tensor) -> None:
