@@ -14,6 +14,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="Write the notebooks from chapters/*.md and solutions/*.md: chapters and solutions executed, labs "
         "with stubs in place of the solutions.",
     )
+    build.add_argument("names", nargs="*", help="sources to build, without ending, such as lab-7.1 (default: all)")
     build.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a notebook is out of date")
     build.set_defaults(run=run_build)
 
@@ -21,4 +22,4 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 def run_build(args: argparse.Namespace) -> int:
     from ..labkit.build import main
 
-    return main(["--check"] if args.check else [])
+    return main([*args.names, *(["--check"] if args.check else [])])
