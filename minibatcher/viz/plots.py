@@ -252,7 +252,7 @@ def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit
 
 
 def _headline(name: str, s: dict) -> str:
-    parts = [f"{name}: slots useful {_percent(s['slot_occupancy'])}"]
+    parts = [f"{name} · of slots × steps: useful {_percent(s['slot_occupancy'])}"]
     for kind in ("finished", "stalled", "idle"):
         if s["slot_shares"][kind]:
             parts.append(f"{LABELS[_kind(kind)]} {_percent(s['slot_shares'][kind])}")
