@@ -203,10 +203,13 @@ def _tokenizer(fields: dict[str, Any]) -> tokenizers.Tokenizer:
             f"the GGUF file has a tokenizer of kind {kind!r}, {pre!r}; supported: 'gpt2' with {', '.join(before)}. "
             "Use the model's Hugging Face folder instead"
         )
-    names, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    vocab = {name: i for i, name in enumerate(names)}
-    result = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    try:
+        names, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
+        merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+        vocab = {name: i for i, name in enumerate(names)}
+        result = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre == "llama-bpe"))
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelError(f"the GGUF file's tokenizer is incomplete or damaged ({error}); fetch it again") from None
     result.pre_tokenizer = before[pre]
     result.decoder = decoders.ByteLevel()
     result.add_special_tokens([name for name, kind in zip(names, types) if kind == _CONTROL])
