@@ -6,7 +6,7 @@ import textwrap
 from typing import Any
 
 from .errors import InvalidParameter
-from .metrics import DEFINITIONS, summarize
+from .metrics import DEFINITIONS, cost, goodput, summarize
 from .timeline import Timeline
 
 SCHEMA_VERSION = 1
@@ -25,13 +25,17 @@ class Comparison(dict):
         return markdown(self)
 
 
-def comparison(timelines: dict[str, Timeline]) -> Comparison:
+def comparison(
+    timelines: dict[str, Timeline], *, objectives: dict[str, float] | None = None, price_per_hour: float | None = None
+) -> Comparison:
     """Summaries of runs of the same requests under different strategies.
 
     Keys: clock; header (what is the same in all runs); differing (names of header entries that are not, besides the
     strategy); strategies: name → metrics.summarize, `header` (its own entries) and `requests` (id, prompt_tokens,
     output_tokens, finish_reason, output_hash); answers_identical (None if there is nothing to compare); differences;
-    definitions. Raises InvalidParameter for no runs, and for measured beside simulated ones.
+    definitions. objectives: latency limits as metrics.goodput takes them, which adds `goodput` to each strategy;
+    price_per_hour adds what metrics.cost returns. Raises InvalidParameter for no runs, and for measured beside
+    simulated ones.
     """
     if not timelines:
         raise InvalidParameter("a comparison needs at least one run")
@@ -51,6 +55,8 @@ def comparison(timelines: dict[str, Timeline]) -> Comparison:
         differing=[key for key in keys if key not in shared and key != "strategy"],
         strategies={
             name: summarize(timeline)
+            | ({"goodput": goodput(timeline, **objectives)} if objectives else {})
+            | (cost(timeline, price_per_hour) if price_per_hour is not None else {})
             | {
                 "header": {key: value for key, value in timeline.header.items() if key not in shared},
                 "requests": [
@@ -69,6 +75,8 @@ def comparison(timelines: dict[str, Timeline]) -> Comparison:
         num_answers_compared=compared,
         answers_identical=not differences if compared else None,
         differences=differences,
+        objectives=objectives or {},
+        price_per_hour=price_per_hour,
         definitions=DEFINITIONS,
     )
 
@@ -128,6 +136,16 @@ def _lines(data: dict[str, Any]) -> Lines:
         row("requests/s", lambda run: run["requests_per_s"]),
         row("makespan, s", lambda run: run["makespan_s"]),
     ]
+    if data["objectives"]:
+        limits = ", ".join(f"{name.removesuffix('_ms')} ≤ {limit:g} ms" for name, limit in data["objectives"].items())
+        lines.append((f"Within objectives: {limits}", []))
+        lines.append(percent("  of requests", lambda run: run["goodput"]["good_share"]))
+        lines.append(row("  goodput, requests/s", lambda run: run["goodput"]["goodput_per_s"]))
+    if data["price_per_hour"] is not None:
+        lines += [
+            row("cost per million output tokens", lambda run: run["cost_per_million_output_tokens"]),
+            row("cost per request", lambda run: run["cost_per_request"]),
+        ]
     for key, label in LATENCIES.items():
         counts = [run[key]["n"] for run in runs]
         alike = len(set(counts)) == 1

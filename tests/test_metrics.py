@@ -4,7 +4,8 @@ import json
 import math
 
 import pytest
-from fake_run import requests, run
+from fakes import fake_requests as requests
+from fakes import fake_run as run
 from hypothesis import given
 from hypothesis import strategies as st
 

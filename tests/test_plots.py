@@ -7,7 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from fake_run import requests, run
+from fakes import fake_requests as requests
+from fakes import fake_run as run
 from test_metrics import by_hand
 
 from minibatcher.errors import InvalidParameter

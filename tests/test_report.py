@@ -4,11 +4,12 @@ import copy
 import json
 
 import pytest
-from fake_run import requests, run
+from fakes import fake_requests as requests
+from fakes import fake_run as run
 from test_metrics import by_hand
 
 from minibatcher.errors import InvalidParameter
-from minibatcher.metrics import DEFINITIONS, summarize
+from minibatcher.metrics import DEFINITIONS, goodput, summarize
 from minibatcher.report import _number, _percent, comparison, definitions, markdown, table
 
 NAMES = ["static", "dynamic", "continuous", "chunked"]
@@ -37,8 +38,10 @@ def test_json_holds_everything(timelines):
         ]
     assert data["definitions"] == DEFINITIONS
     assert data["header"]["workload"] == "fake" and "strategy" not in data["header"]
-    assert data["differing"] == ["block_size", "num_blocks"]
-    assert data["strategies"]["chunked"]["header"] == {"strategy": "chunked", "block_size": 16, "num_blocks": 200}
+    assert data["differing"] == ["kv_layout", "block_size", "num_blocks"]
+    assert data["strategies"]["chunked"]["header"] == {
+        "strategy": "chunked", "kv_layout": "paged", "block_size": 16, "num_blocks": 200,
+    }  # fmt: skip
 
 
 def test_identical_answers(timelines):
@@ -53,17 +56,27 @@ def test_differing_answers_say_who_and_where(timelines):
     changed = copy.deepcopy(timelines)
     ids = changed["chunked"].requests["r3"].output_token_ids
     right, ids[2] = ids[2], 5
-    del changed["continuous"].requests["r5"].output_token_ids[4:]
+    del changed["continuous"].requests["r4"].output_token_ids[4:]
     data = comparison(changed)
     assert data["answers_identical"] is False
-    longer = timelines["static"].requests["r5"].output_token_ids[4]
+    longer = timelines["static"].requests["r4"].output_token_ids[4]
     assert data["differences"] == [
-        {"id": "r5", "strategy": "continuous", "reference": "static", "position": 4, "token": None, "expected": longer},
+        {"id": "r4", "strategy": "continuous", "reference": "static", "position": 4, "token": None, "expected": longer},
         {"id": "r3", "strategy": "chunked", "reference": "static", "position": 2, "token": 5, "expected": right},
     ]
     text = " ".join(table(data).split())
     assert "Answers DIFFER for 2 of 14 requests" in text
     assert f"r3 under chunked at output token 2 (5, static: {right})" in text
+
+
+def test_objectives_and_price_add_their_rows(timelines):
+    data = comparison(timelines, objectives={"ttft_ms": 400.0, "tpot_ms": 20.0}, price_per_hour=3.0)
+    for name, entry in data["strategies"].items():
+        assert entry["goodput"] == goodput(timelines[name], ttft_ms=400.0, tpot_ms=20.0)
+        assert entry["cost_per_request"] == pytest.approx(3.0 * timelines[name].duration / 3600 / 14)
+    text = table(data)
+    assert "Within objectives: ttft ≤ 400 ms, tpot ≤ 20 ms" in text and "cost per million output tokens" in text
+    assert "Within objectives" not in table(comparison(timelines)) and "cost" not in table(comparison(timelines))
 
 
 def test_missing_request_is_a_difference(timelines):

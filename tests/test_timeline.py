@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_run import requests, run
+from fakes import fake_requests as requests
+from fakes import fake_run as run
 from test_metrics import by_hand
 
 from minibatcher.errors import WorkloadError

@@ -17,6 +17,7 @@ from .options import (
     engine_options,
     natural_int,
     positive_int,
+    positive_number,
     rate,
     write_json,
 )
@@ -56,6 +57,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="NAME",
         help=f"any of {', '.join(STRATEGIES)} (default: all but solo)",
     )
+    judge = parser.add_argument_group("objectives and price")
+    judge.add_argument(
+        "--slo-ttft-ms", type=positive_number, help="count as goodput only requests with at most this TTFT"
+    )
+    judge.add_argument("--slo-tpot-ms", type=positive_number, help="and with at most this TPOT")
+    judge.add_argument(
+        "--price-per-hour", type=positive_number, help="of the machine, in any currency: adds what a token costs"
+    )
     add_model_options(parser)
     add_engine_options(parser)
     out = parser.add_argument_group("results")
@@ -86,8 +95,12 @@ def run(args: argparse.Namespace) -> int:
     if args.max_model_len is None:
         args.max_model_len = min(DEFAULT_MAX_MODEL_LEN, model.config.max_position_embeddings)
     workload = workload.fit_to_context(args.max_model_len)
-    timelines = run_comparison(workload, model=model, strategies=names, progress=not args.quiet, **engine_options(args))
-    result = comparison(timelines)
+    timelines = run_comparison(
+        workload, model=model, strategies=names, progress=sys.stderr.isatty() and not args.quiet, **engine_options(args)
+    )
+    objectives = {name: getattr(args, f"slo_{name}") for name in ("ttft_ms", "tpot_ms")}
+    objectives = {name: limit for name, limit in objectives.items() if limit is not None}
+    result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour)
     print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
     if args.json:
         write_json(result, args.json)

@@ -43,6 +43,13 @@ def number(text: str) -> float:
     return value
 
 
+def positive_number(text: str) -> float:
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
 def rate(text: str) -> float:
     """Requests per second; `inf` lets all arrive at once."""
     try:
