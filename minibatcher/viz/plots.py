@@ -109,7 +109,7 @@ def plot_slots(
     _name_requests(ax, runs, last - first)
     if legend:
         shown = [kind for kind in KINDS if any(run.kind == kind for run in runs)]
-        ax.legend(handles=_keys(shown), loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=3.6, **LEGEND)
+        ax.legend(handles=state_keys(shown), loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=3.6, **LEGEND)
     return ax
 
 
@@ -143,7 +143,7 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
     ways = f"{len(timelines)} ways of batching them" if len(timelines) > 1 else "one way of batching them"
     top.suptitle(f"{most:,} requests, {ways} · times are {clock}", x=0.01, ha="left", fontweight="bold")
     strip.legend(
-        handles=_keys([*KINDS, IDLE]),
+        handles=state_keys([*KINDS, IDLE]),
         loc="center",
         title="Colours tell requests apart; strength and hatch tell what the slot did",
         **LEGEND,
@@ -203,7 +203,7 @@ def _fill(kind: RowState | str, colour: str) -> tuple[float, float, float]:
     return (0.78, 0.78, 0.78) if kind == PADDING else tint(colour, STRENGTH[kind])
 
 
-def _keys(kinds: list) -> list[Patch]:
+def state_keys(kinds: list) -> list[Patch]:
     keys = []
     for kind in kinds:
         if kind == IDLE:
