@@ -12,7 +12,7 @@ from minibatcher.attention import RaggedBatch, choose_attention, store_kv
 from minibatcher.errors import DeviceError, MissingDependency, ModelError, UnknownName
 from minibatcher.model.config import ModelConfig
 from minibatcher.model.llama import LlamaModel, rope_cos_sin, rope_inverse_frequencies, rotate
-from minibatcher.model.loader import checkpoint_places, load_model, resolve_dtype
+from minibatcher.model.loader import checkpoint_places, fingerprint, load_model, resolve_dtype
 
 TINY = {
     "vocab_size": 96,
@@ -194,6 +194,15 @@ def test_fingerprint(folder, tmp_path):
     assert load_model(copy).fingerprint != first
 
 
+def test_fingerprint_of_a_large_file_sees_its_end(tmp_path):
+    file = tmp_path / "w.safetensors"
+    found = set()
+    for end in (b"a", b"b"):
+        file.write_bytes(bytes(300_000) + end)
+        found |= {fingerprint({}, [file]), fingerprint({"vocab_size": 3}, [file])}
+    assert len(found) == 4
+
+
 def test_both_forms_of_rope_settings():
     old = {"rope_theta": 5000.0, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     older = {**old, "rope_scaling": {**{k: v for k, v in LLAMA3.items() if k.startswith(("f", "l", "h", "o"))}}}
@@ -228,6 +237,9 @@ def test_kv_bytes_per_token():
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4}}, "low_freq_factor"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"attention_bias": True}, "attention_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"num_key_value_heads": 4}, "6 heads do not share 4"),
         ({"num_hidden_layers": 0}, "num_layers.*not 0"),

@@ -52,6 +52,14 @@ def test_kept_sets_are_exact(logits, top_k, top_p):
     assert kept == sorted(wanted) or edge
 
 
+def test_of_equals_the_lowest_ids_are_kept():
+    level = torch.zeros(2, 4000)
+    kept = keep_top(level, [SamplingParams(temperature=1.0, top_k=3), SamplingParams(temperature=1.0, top_p=0.001)])
+    assert torch.isfinite(kept).nonzero().tolist() == [[row, i] for row, n in ((0, 3), (1, 4)) for i in range(n)]
+    half = keep_top(torch.zeros(1, 4), [SamplingParams(temperature=1.0, top_p=0.5)])
+    assert torch.isfinite(half).nonzero()[:, 1].tolist() == [0, 1]  # two reach a half: a third is not needed
+
+
 def test_greedy_takes_the_lowest_of_equals():
     logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [7.0, 7.0, 7.0, 7.0]])
     assert sample(logits, [SamplingParams()] * 2, torch.tensor([0.9, 0.9])).tolist() == [1, 0]
@@ -77,6 +85,9 @@ def test_extreme_random_numbers_stay_in_the_set():
     assert sample(logits, params, torch.tensor([0.0, 0.0])).tolist() == [0, 1]
     almost = torch.tensor([1 - 2**-53] * 2, dtype=torch.float64)
     assert sample(logits, params, almost).tolist() == [2, 3]
+    many = torch.randn(2000, 9, generator=torch.Generator().manual_seed(0))
+    many[:, 7:] = -torch.inf
+    assert sample(many, params[:1] * 2000, almost[:1].expand(2000)).max() == 6
 
 
 def test_tiny_temperature_is_nearly_greedy():

@@ -1,6 +1,6 @@
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -65,6 +65,8 @@ def test_pieces_join_to_the_whole(ids):
     assert "".join(stream(BYTES, ids)[0]) == BYTES.decode(ids)
 
 
+@example("p o")  # a mark for the space that is a token by itself
+@example("\x800")  # two runs of byte tokens next to each other
 @given(st.text(alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("the top é😀"))))
 def test_pieces_join_to_the_whole_with_byte_fallback(text):
     ids = FALLBACK.encode(text)

@@ -131,6 +131,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
             raise ModelError(
                 f"config.json asks for {what} ({key}), which is not supported; use a checkpoint without it"
             )
+    if "sliding_attention" in (config.get("layer_types") or ()):
+        raise ModelError("config.json asks for sliding-window attention (layer_types), which is not supported")
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"config.json: hidden_act {config['hidden_act']!r} is not supported; supported: 'silu'")
     return SUPPORTED[name]
@@ -140,6 +142,9 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """rope_theta and scaling: two keys in transformers 4, one (`rope_parameters`) in transformers 5."""
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    partial = scaling.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+    if partial != 1.0:
+        raise ModelError(f"config.json: partial_rotary_factor {partial} is not supported; heads are rotated as a whole")
     kind = scaling.pop("type", None)
     kind = scaling.setdefault("rope_type", kind or "default")
     if kind == "default":
