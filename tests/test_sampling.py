@@ -85,9 +85,9 @@ def test_extreme_random_numbers_stay_in_the_set():
     assert sample(logits, params, torch.tensor([0.0, 0.0])).tolist() == [0, 1]
     almost = torch.tensor([1 - 2**-53] * 2, dtype=torch.float64)
     assert sample(logits, params, almost).tolist() == [2, 3]
-    many = torch.randn(2000, 9, generator=torch.Generator().manual_seed(0))
-    many[:, 7:] = -torch.inf
-    assert sample(many, params[:1] * 2000, almost[:1].expand(2000)).max() == 6
+    # In float32 a number just below 1 is 1. It must not reach the tokens without any probability.
+    logits = torch.tensor([[1.0, 2.0, -torch.inf, -torch.inf]])
+    assert sample(logits, params[:1], torch.tensor([1.0])).item() == 1
 
 
 def test_tiny_temperature_is_nearly_greedy():

@@ -66,7 +66,7 @@ def _inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
     cumulative = probabilities.double().cumsum(dim=-1)
     total = cumulative[:, -1:]
     token = (cumulative <= u.double()[:, None] * total).sum(dim=-1)
-    last = (cumulative < total).sum(dim=-1)  # u * total may round up to total; the last token with any probability
+    last = (cumulative < total).sum(dim=-1)  # with any probability, for a u that float32 rounded up to 1
     return torch.minimum(token, last)
 
 
