@@ -127,6 +127,17 @@ def test_min_tokens_keeps_the_end_away(bard):
     assert {c.finish_reason for c in held} <= {"stop", "length"}
 
 
+def test_what_an_earlier_request_left_in_a_slot_is_not_seen(bard, batch):
+    prompts, params, solo = batch
+    engine = Engine.from_model(bard, strategy="static", max_model_len=512, max_num_seqs=4)
+    for k_cache, v_cache in engine.runner.pool:
+        k_cache.fill_(torch.nan)
+        v_cache.fill_(torch.inf)
+    requests = [Request(f"r{i}", p, q) for i, (p, q) in enumerate(zip(prompts, params))]
+    engine.run(requests)
+    assert [r.output_token_ids for r in requests] == solo
+
+
 def test_comparison_serves_the_same_requests_under_each_strategy(bard):
     workload = load_workload("azure-conv", num_requests=6, seed=3, request_rate=float("inf")).fit_to_context(200)
     timelines = run_comparison(

@@ -29,6 +29,7 @@ class PaddedRunner(ModelRunner):
             starts.append(start)
             slots.append(self.kv.table(row.request.request_id)[0])
             last.append(len(real) - 1)
+        self._clear([slot for slot, start in zip(slots, starts) if start == 0])
         token_ids = torch.tensor(token_rows, device=self.device)  # [B, width]
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         slot_starts = torch.tensor(slots, device=self.device)[:, None] * self.kv.block_size
@@ -44,3 +45,8 @@ class PaddedRunner(ModelRunner):
         newest = hidden[torch.arange(batch, device=self.device), torch.tensor(last, device=self.device)]
         sampled = self.sample(newest, [row.request for row in plan.rows])
         return StepResult([token if row.num_tokens else None for row, token in zip(plan.rows, sampled)])
+
+    def _clear(self, slots: list[int]) -> None:
+        """Blank slots that change hands: masked attention needs finite numbers there, and an overflow leaves none."""
+        for cache in (cache for layer in self.pool for cache in layer if slots):
+            cache[slots] = 0
