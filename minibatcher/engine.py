@@ -14,7 +14,7 @@ from .clock import WallClock
 from .errors import InvalidParameter, RequestRefused
 from .request import FinishReason, Request, SamplingParams
 from .runners.base import Runner
-from .scheduling.base import Row, Scheduler, StepPlan
+from .scheduling.base import Scheduler, StepPlan
 from .timeline import RequestRecord, RowRecord, RowState, StepRecord, Timeline
 
 
@@ -173,10 +173,10 @@ class Engine:
         """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens."""
         plan = self.scheduler.schedule(self.clock.now())
         self._wake_at = plan.wake_at
-        if not plan.rows:
+        if not plan.num_tokens:
             return []
         start = self.clock.now()
-        states = {row.request.request_id: _state(row) for row in plan.rows}
+        states = {request: _state(request, n) for request, n in plan.num_tokens.items()}
         result = self.runner.run(plan)
         self.clock.advance(result.seconds)
         outputs = self._apply(plan, result.token_ids, start, self.clock.now())
@@ -244,16 +244,15 @@ class Engine:
             raise InvalidParameter("a text prompt needs a tokenizer, and this model has none; give token ids")
         return self.tokenizer.encode(prompt, add_special_tokens=True)
 
-    def _apply(self, plan: StepPlan, token_ids: list[int | None], start: float, now: float) -> list[Output]:
+    def _apply(self, plan: StepPlan, token_ids: dict[Request, int], start: float, now: float) -> list[Output]:
         """Move each request on by what was computed for it."""
-        outputs = []
-        for row, token_id in zip(plan.rows, token_ids, strict=True):
-            request = row.request
-            if request.first_scheduled_time is None:
+        for request, num_tokens in plan.num_tokens.items():
+            request.num_computed_tokens += num_tokens
+        for request in plan.admitted:
+            if request.first_scheduled_time is None:  # else it comes back from a preemption
                 request.first_scheduled_time = start
-            request.num_computed_tokens += row.num_tokens
-            if token_id is None:
-                continue
+        outputs = []
+        for request, token_id in token_ids.items():
             detokenizer = self._detokenizers.get(request.request_id)
             text = request.append(token_id, now, self.eos_token_ids, detokenizer)
             outputs.append(Output(request.request_id, token_id, text, request.finish_reason))
@@ -272,14 +271,13 @@ class Engine:
         record.finish_time, record.finish_reason = request.finish_time, request.finish_reason.value
         record.num_preemptions, record.output_text = request.num_preemptions, request.output_text
 
-    def _record(self, plan: StepPlan, states: dict[str, RowState], start: float, outputs: list[Output]) -> None:
+    def _record(self, plan: StepPlan, states: dict[Request, RowState], start: float, outputs: list[Output]) -> None:
         scheduler, kv = self.scheduler, self.scheduler.kv
-        planned = {row.request.request_id: row.num_tokens for row in plan.rows}
         rows = []
         for request in scheduler.running:
-            name = request.request_id
-            state = states.get(name, RowState.FINISHED if request.finished else RowState.STALLED)
-            rows.append(RowRecord(request.slot, name, state, planned.get(name, 0), request.num_computed_tokens))
+            state = states.get(request, RowState.FINISHED if request.finished else RowState.STALLED)
+            num_tokens = plan.num_tokens.get(request, 0)
+            rows.append(RowRecord(request.slot, request.request_id, state, num_tokens, request.num_computed_tokens))
         self.timeline.steps.append(
             StepRecord(
                 index=len(self.timeline.steps),
@@ -300,7 +298,7 @@ class Engine:
         )
 
 
-def _state(row: Row) -> RowState:
-    if row.num_tokens == 0:
+def _state(request: Request, num_tokens: int) -> RowState:
+    if num_tokens == 0:
         return RowState.FINISHED
-    return RowState.DECODE if row.request.is_decoding else RowState.PREFILL
+    return RowState.DECODE if request.is_decoding else RowState.PREFILL

@@ -87,6 +87,8 @@ class Request:
     priority: int = 0
     tenant: str = "default"
 
+    num_prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)  # prompt and generated ones
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
     num_computed_tokens: int = 0
@@ -101,7 +103,9 @@ class Request:
     finish_time: float | None = None
 
     def __post_init__(self) -> None:
-        if len(self.prompt_token_ids) == 0:
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
+        if self.num_prompt_tokens == 0:
             raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
         if not _is_number(self.arrival_time) or self.arrival_time < 0:
             raise InvalidParameter(
@@ -109,16 +113,8 @@ class Request:
             )
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
-        return len(self.output_token_ids)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def num_pending_tokens(self) -> int:
@@ -133,7 +129,7 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Only its newest generated token is left to compute."""
-        return bool(self.output_token_ids) and self.num_pending_tokens == 1
+        return self.num_computed_tokens == self.num_tokens - 1 and self.num_tokens > self.num_prompt_tokens
 
     @property
     def finished(self) -> bool:
@@ -152,6 +148,7 @@ class Request:
         `detokenizer` (an IncrementalDetokenizer, or None where nobody reads the text) finds stop strings.
         """
         self.output_token_ids.append(token_id)
+        self.num_tokens += 1
         self.token_times.append(now)
         params = self.params
         ends_text = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)

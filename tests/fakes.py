@@ -34,15 +34,14 @@ class MemoryRunner:
         return block * self.kv.block_size + position % self.kv.block_size
 
     def run(self, plan) -> StepResult:
-        for row in plan.rows:
-            first = row.request.num_computed_tokens
-            for position, token in enumerate(row.request.token_slice(first, first + row.num_tokens), first):
-                self.pool[self._place(row.request, position)] = token
-        token_ids: list[int | None] = []
-        for row in plan.rows:
-            done = row.num_tokens > 0 and row.num_tokens == row.request.num_pending_tokens
-            seen = [self.pool[self._place(row.request, p)] for p in range(row.request.num_tokens)] if done else []
-            token_ids.append(next_token(seen) if done else None)
+        for request, num_tokens in plan.num_tokens.items():
+            first = request.num_computed_tokens
+            for position, token in enumerate(request.token_slice(first, first + num_tokens), first):
+                self.pool[self._place(request, position)] = token
+        token_ids = {}
+        for request, num_tokens in plan.num_tokens.items():
+            if num_tokens and num_tokens == request.num_pending_tokens:
+                token_ids[request] = next_token([self.pool[self._place(request, p)] for p in range(request.num_tokens)])
         return StepResult(token_ids, self.seconds_per_step + self.seconds_per_token * plan.num_computed_tokens)
 
 

@@ -33,11 +33,11 @@ def test_ended_rows_are_those_of_the_static_scheduler():
         seen = []
         while scheduler.has_work():
             plan = scheduler.schedule(now=0.0)
-            seen.append(sum(row.num_tokens == 0 for row in plan.rows))
-            for row in plan.rows:
-                row.request.num_computed_tokens += row.num_tokens
-                if row.num_tokens:
-                    row.request.append(7, 0.0)
+            seen.append(list(plan.num_tokens.values()).count(0))
+            for request, num_tokens in plan.num_tokens.items():
+                request.num_computed_tokens += num_tokens
+                if num_tokens:
+                    request.append(7, 0.0)
             scheduler.update()
         assert seen == ended_rows(lengths)
 

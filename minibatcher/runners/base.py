@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..request import Request
 from ..scheduling.base import StepPlan
 
 
@@ -12,11 +13,11 @@ from ..scheduling.base import StepPlan
 class StepResult:
     """What a step brought.
 
-    token_ids: per row of the plan the sampled token, or None where its prompt is not complete yet or it has ended.
+    token_ids: the sampled token of each request whose pending tokens are all computed now.
     seconds: how long the step took in virtual time; None where the engine's clock measures it.
     """
 
-    token_ids: list[int | None]
+    token_ids: dict[Request, int]
     seconds: float | None = None
 
 

@@ -43,10 +43,10 @@ class ModelRunner:
         store_kv(k, v, k_cache, v_cache, slot_mapping)
         return k_cache, v_cache
 
-    def sample(self, hidden: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+    def sample(self, hidden: torch.Tensor, requests: Sequence[Request]) -> dict[Request, int]:
         """Next token of each request from the hidden state [N, hidden_size] of its newest token."""
         if not requests:
-            return []
+            return {}
         logits = self.model.logits(hidden)
         params = [r.params for r in requests]
         numbers = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
@@ -55,7 +55,7 @@ class ModelRunner:
             for r, p in zip(requests, params)
         ]
         uniforms = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        return sample(logits, params, uniforms, banned).tolist()
+        return dict(zip(requests, sample(logits, params, uniforms, banned).tolist()))
 
     def _uniform(self, request: Request) -> float:
         seed = request.params.seed

@@ -20,21 +20,21 @@ class PaddedRunner(ModelRunner):
     def run(self, plan: StepPlan) -> StepResult:
         width, pad = plan.width, self.config.pad_token_id or 0
         token_rows, starts, slots, last = [], [], [], []
-        for row in plan.rows:
-            start = row.request.num_computed_tokens
-            if row.num_tokens == 0:
+        for request, num_tokens in plan.num_tokens.items():
+            start = request.num_computed_tokens
+            if num_tokens == 0:
                 start -= 1
-            real = row.request.token_slice(start, start + max(row.num_tokens, 1))
+            real = request.token_slice(start, start + max(num_tokens, 1))
             token_rows.append(real + [pad] * (width - len(real)))
             starts.append(start)
-            slots.append(self.kv.table(row.request.request_id)[0])
+            slots.append(self.kv.table(request.request_id)[0])
             last.append(len(real) - 1)
         self._clear([slot for slot, start in zip(slots, starts) if start == 0])
         token_ids = torch.tensor(token_rows, device=self.device)  # [B, width]
         positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
         slot_starts = torch.tensor(slots, device=self.device)[:, None] * self.kv.block_size
         slot_mapping = (slot_starts + positions).flatten()
-        batch, max_context = len(plan.rows), max(starts) + width
+        batch, max_context = len(plan.num_tokens), max(starts) + width
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             k_cache, v_cache = self.store(layer, k, v, slot_mapping)
@@ -43,8 +43,8 @@ class PaddedRunner(ModelRunner):
 
         hidden = self.model(token_ids.flatten(), positions.flatten(), attend).view(batch, width, -1)
         newest = hidden[torch.arange(batch, device=self.device), torch.tensor(last, device=self.device)]
-        sampled = self.sample(newest, [row.request for row in plan.rows])
-        return StepResult([token if row.num_tokens else None for row, token in zip(plan.rows, sampled)])
+        sampled = self.sample(newest, list(plan.num_tokens))
+        return StepResult({request: token_id for request, token_id in sampled.items() if plan.num_tokens[request]})
 
     def _clear(self, slots: list[int]) -> None:
         """Blank slots that change hands: masked attention needs finite numbers there, and an overflow leaves none."""

@@ -28,28 +28,24 @@ class RaggedRunner(ModelRunner):
         hidden = self.model(token_ids, positions, attend)
 
         last = np.cumsum(batch.query_lens) - 1
-        done = [i for i, row in enumerate(plan.rows) if row.num_tokens == row.request.num_pending_tokens]
-        newest = hidden[torch.from_numpy(last[done]).to(self.device)]
-        sampled = self.sample(newest, [plan.rows[i].request for i in done])
-        result: list[int | None] = [None] * len(plan.rows)
-        for i, token_id in zip(done, sampled):
-            result[i] = token_id
-        return StepResult(result)
+        done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
+        newest = hidden[self._tensor(last[[i for i, _ in done]])]
+        return StepResult(self.sample(newest, [request for _, request in done]))
 
     def _pack(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
         """Lay the rows' tokens end to end: token ids [T], positions [T], and where their keys and values go."""
         size = self.kv.block_size
         token_ids: list[int] = []
         positions, slots, query_lens, context_lens, tables = [], [], [], [], []
-        for row in plan.rows:
-            start = row.request.num_computed_tokens
-            stop = start + row.num_tokens
-            table = np.array(self.kv.table(row.request.request_id), dtype=np.int64)[: -(-stop // size)]
+        for request, num_tokens in plan.num_tokens.items():
+            start = request.num_computed_tokens
+            stop = start + num_tokens
+            table = np.array(self.kv.table(request.request_id), dtype=np.int64)[: -(-stop // size)]
             position = np.arange(start, stop)
-            token_ids += row.request.token_slice(start, stop)
+            token_ids += request.token_slice(start, stop)
             positions.append(position)
             slots.append(table[position // size] * size + position % size)
-            query_lens.append(row.num_tokens)
+            query_lens.append(num_tokens)
             context_lens.append(stop)
             tables.append(table)
         block_tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)

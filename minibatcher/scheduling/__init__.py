@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import UnknownName
 from ..kv.blocks import BlockKV
-from .base import Row, Scheduler, SchedulerConfig, StepPlan, Wait, WaitReason
+from .base import Scheduler, SchedulerConfig, StepPlan, Wait, WaitReason
 from .chunked import ChunkedScheduler
 from .continuous import ContinuousScheduler
 from .dynamic import DynamicScheduler
@@ -32,7 +32,6 @@ __all__ = [
     "ChunkedScheduler",
     "ContinuousScheduler",
     "DynamicScheduler",
-    "Row",
     "Scheduler",
     "SchedulerConfig",
     "SoloScheduler",

@@ -66,25 +66,16 @@ class SchedulerConfig:
 
 
 @dataclass(slots=True)
-class Row:
-    """One request's part in a step: compute its next `num_tokens` tokens.
-
-    0 tokens: the request has ended and only keeps its row in a fixed batch.
-    """
-
-    request: Request
-    num_tokens: int
-
-
-@dataclass(slots=True)
 class StepPlan:
     """What one forward pass will compute.
 
+    num_tokens: for each request of the step, how many of its pending tokens it runs; 0 for one that has ended and only
+    keeps its row in a fixed batch.
     width: None for a ragged step (rows of any length, packed); else every row is padded to `width` tokens.
-    wake_at: with no rows, the time at which it is worth asking again, if one is known.
+    wake_at: with nobody in the step, the time at which it is worth asking again, if one is known.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    num_tokens: dict[Request, int] = field(default_factory=dict)
     width: int | None = None
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
@@ -93,12 +84,12 @@ class StepPlan:
 
     @property
     def num_useful_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return sum(self.num_tokens.values())
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens that the device works on, padding and finished rows included."""
-        return self.num_useful_tokens if self.width is None else self.width * len(self.rows)
+        return self.num_useful_tokens if self.width is None else self.width * len(self.num_tokens)
 
 
 class Scheduler(ABC):
@@ -120,7 +111,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def schedule(self, now: float) -> StepPlan:
-        """Plan the next step at time `now` (seconds). A plan without rows means: nothing to do yet."""
+        """Plan the next step at time `now` (seconds). An empty plan means: nothing to do yet."""
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -170,22 +161,26 @@ class Scheduler(ABC):
         False if `request` itself was the last one and had to go. The oldest request always gets its way, so a pool
         that holds any one request alone can never livelock.
         """
+        if self.kv.allocate(request.request_id, num_tokens):
+            return True
         while not self.kv.allocate(request.request_id, num_tokens):
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is request:
                 break
-        if plan.preempted:
-            head = self.waiting[0]
-            need = self.kv.blocks_for(head.num_tokens)
-            plan.wait = Wait(head.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
+        head = self.waiting[0]
+        need = self.kv.blocks_for(head.num_tokens)
+        plan.wait = Wait(head.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
         return request.slot is not None
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
         """Drop its KV and put it at the head of the queue: all its tokens are computed again later."""
         self._leave(request)
-        request.status, request.num_computed_tokens = Status.WAITING, 0
-        request.num_preemptions += 1
         self.waiting.appendleft(request)
-        plan.rows = [row for row in plan.rows if row.request is not request]
-        plan.preempted.append(request)
+        request.status, request.num_computed_tokens = Status.WAITING, 0
+        plan.num_tokens.pop(request, None)
+        if request in plan.admitted:  # let in for this very step: it has lost nothing
+            plan.admitted.remove(request)
+        else:
+            request.num_preemptions += 1
+            plan.preempted.append(request)

@@ -5,7 +5,7 @@ Source: Agrawal et al., «Taming Throughput-Latency Tradeoff in LLM Inference wi
 
 from __future__ import annotations
 
-from .base import Request, Row, Scheduler, StepPlan, Wait, WaitReason
+from .base import Request, Scheduler, StepPlan, Wait, WaitReason
 
 
 class ChunkedScheduler(Scheduler):
@@ -42,7 +42,7 @@ class ChunkedScheduler(Scheduler):
                 continue
             num_tokens = min(request.num_pending_tokens, budget)
             if self._grow(request, request.num_computed_tokens + num_tokens, plan):
-                plan.rows.append(Row(request, num_tokens))
+                plan.num_tokens[request] = num_tokens
                 budget -= num_tokens
         return budget
 
@@ -56,6 +56,6 @@ class ChunkedScheduler(Scheduler):
             num_tokens = min(head.num_pending_tokens, budget)
             if not self._admit_head(plan, num_tokens):
                 break
-            plan.rows.append(Row(head, num_tokens))
+            plan.num_tokens[head] = num_tokens
             budget -= num_tokens
         return budget

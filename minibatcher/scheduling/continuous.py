@@ -6,7 +6,7 @@ Prompts go first and whole, as in early vLLM; a step carries either prompts or d
 
 from __future__ import annotations
 
-from .base import Row, Scheduler, StepPlan, Wait, WaitReason
+from .base import Scheduler, StepPlan, Wait, WaitReason
 
 
 class ContinuousScheduler(Scheduler):
@@ -22,16 +22,16 @@ class ContinuousScheduler(Scheduler):
         budget = self.config.max_num_batched_tokens
         while self.waiting:
             head = self.waiting[0]
-            if plan.rows and head.num_pending_tokens > budget:
+            if plan.num_tokens and head.num_pending_tokens > budget:
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET, head.num_pending_tokens, budget)
                 break
             if not self._admit_head(plan, head.num_pending_tokens):
                 break
-            plan.rows.append(Row(head, head.num_pending_tokens))
+            plan.num_tokens[head] = head.num_pending_tokens
             budget -= head.num_pending_tokens
-        if plan.rows:
+        if plan.num_tokens:
             return plan
         for request in list(self.running):
             if request.slot is not None and self._grow(request, request.num_tokens, plan):
-                plan.rows.append(Row(request, request.num_pending_tokens))
+                plan.num_tokens[request] = request.num_pending_tokens
         return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .base import Row, Scheduler, StepPlan, Wait, WaitReason
+from .base import Scheduler, StepPlan, Wait, WaitReason
 
 
 class StaticScheduler(Scheduler):
@@ -19,8 +19,8 @@ class StaticScheduler(Scheduler):
         plan = StepPlan()
         if not self.running and not self._launch(now, plan):
             return plan
-        plan.rows = [Row(r, 0 if r.finished else r.num_pending_tokens) for r in self.running]
-        plan.width = max(row.num_tokens for row in plan.rows)
+        plan.num_tokens = {r: 0 if r.finished else r.num_pending_tokens for r in self.running}
+        plan.width = max(plan.num_tokens.values())
         if self.waiting:
             plan.wait = Wait(self.waiting[0].request_id, WaitReason.LAUNCHED)
         return plan
