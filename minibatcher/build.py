@@ -9,8 +9,8 @@ import torch
 
 from .attention.choose import choose_attention
 from .engine import Engine
-from .errors import DeviceError, InvalidParameter, RequestRefused
-from .kv import BlockKV, SlotKV
+from .errors import DeviceError, InvalidParameter
+from .kv import BlockKV, make_kv
 from .model.loader import LoadedModel, load_model
 from .provenance import provenance
 from .runners.padded import PaddedRunner
@@ -105,24 +105,18 @@ def _max_model_len(model: LoadedModel, wanted: int | None) -> int:
 def _make_kv(
     model: LoadedModel, layout: str, max_model_len: int, config: SchedulerConfig, options: EngineOptions
 ) -> BlockKV:
-    """A pool of `kv_cache_tokens` tokens: cut into slots of max_model_len each, or into blocks of block_size."""
     tokens = options.kv_cache_tokens
     if tokens is None:
         bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
         room = _free_memory(model.device, options.gpu_memory_utilization) // bytes_per_token
         tokens = min(config.max_num_seqs * max_model_len, room)
-    if layout == "paged":
-        return BlockKV(max(1, tokens // options.block_size), options.block_size)
-    num_slots = min(config.max_num_seqs, tokens // max_model_len)
-    if num_slots == 0:
-        raise RequestRefused(
-            f"a KV pool of {tokens} tokens has no room for one slot of max_model_len",
-            need=max_model_len,
-            have=tokens,
-            unit="tokens",
-            hint="raise kv_cache_tokens or lower max_model_len",
-        )
-    return SlotKV(num_slots, max_model_len)
+    return make_kv(
+        layout,
+        tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=options.block_size,
+    )
 
 
 def _free_memory(device: torch.device, gpu_share: float) -> int:

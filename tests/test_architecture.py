@@ -16,13 +16,13 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 # here.
 LAYERS = [
     {"errors"},
-    {"claims", "clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
+    {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
     {"kv"},
     {"scheduling"},
     {"attention", "model"},
-    {"runners", "provenance"},
+    {"runners", "provenance", "measure"},
     {"engine", "build", "llm"},
-    {"compare", "report", "viz", "labkit"},
+    {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
