@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,15 +16,20 @@ from typing import Any
 from .errors import InvalidParameter, ModelError, UnknownName
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ALIASES = {"a100": "a100-80", "4090": "rtx-4090", "rtx4090": "rtx-4090", "5090": "rtx-5090", "rtx5090": "rtx-5090"}
+# Decoders whose MLP is two matrices (up, down). The others of today have a third, the gate.
+PLAIN_MLP = {"opt", "gpt_neox", "phi", "starcoder2"}
 
 
 @dataclass(frozen=True)
 class Device:
     """One accelerator, or one machine's CPU.
 
-    memory_bytes; bandwidth: bytes/s of device memory; flops: dense FLOP/s by dtype, without sparsity;
-    link_bandwidth: bytes/s to its neighbours in each direction, None if it has no fast link. source: where from.
-    measured: True where the figures are measured rates, so that nothing of a data sheet's optimism is in them.
+    memory_bytes: in the table the data sheet's GB × 2³⁰ (a driver shows up to 7 % less where error correction is on).
+    bandwidth: bytes/s of device memory. flops: dense FLOP/s by dtype, without sparsity; float32 is true float32, not
+    TF32. link_bandwidth: bytes/s to its neighbours in each direction, over NVLink where it has one, else over PCIe;
+    None if unknown. source: where from. measured: True where the figures are measured rates, so that nothing of a data
+    sheet's optimism is in them.
     """
 
     name: str
@@ -48,10 +53,11 @@ class Device:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The shapes of a decoder, as far as they decide bytes and FLOPs.
+    """The shapes of a dense decoder, as far as they decide bytes and FLOPs.
 
-    gated_mlp: three matrices a layer (gate, up, down) as in Llama, else two as in OPT. learned_positions: rows of a
-    position table, 0 with rotary embeddings. biases: linear layers have biases (OPT).
+    gated_mlp: three matrices a layer (gate, up, down) as in Llama, else two as in OPT. qkv_bias, qk_norm: as in Qwen2
+    and Qwen3. biases: linear layers and norms have biases (OPT). learned_positions: rows of a position table, 0 with
+    rotary embeddings.
     """
 
     name: str
@@ -66,6 +72,7 @@ class ModelSpec:
     tie_word_embeddings: bool = False
     gated_mlp: bool = True
     qkv_bias: bool = False
+    qk_norm: bool = False
     biases: bool = False
     learned_positions: int = 0
     source: str = ""
@@ -74,7 +81,10 @@ class ModelSpec:
     def layer_matrix_parameters(self) -> int:
         """Weights of one layer's matrix products: QKV, output, MLP."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return self.hidden_size * (2 * q + 2 * kv) + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        return (
+            self.hidden_size * (2 * q + 2 * kv)
+            + (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
+        )
 
     @property
     def head_parameters(self) -> int:
@@ -83,16 +93,18 @@ class ModelSpec:
 
     @property
     def num_parameters(self) -> int:
-        """All weights; norms and biases are counted roughly, they are far below one per cent."""
-        norms = (2 * self.num_layers + 1) * self.hidden_size * (2 if self.biases else 1)
-        embeddings = self.head_parameters * (1 if self.tie_word_embeddings else 2) + self.learned_positions * self.hidden_size
+        """All weights, norms and biases included."""
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        bias = 0
+        norm = self.hidden_size * (2 if self.biases else 1)
+        layer = self.layer_matrix_parameters + 2 * norm
         if self.qkv_bias or self.biases:
-            bias += q + 2 * kv
+            layer += q + 2 * kv
+        if self.qk_norm:
+            layer += 2 * self.head_dim
         if self.biases:
-            bias += 2 * self.hidden_size + self.intermediate_size
-        return self.num_layers * (self.layer_matrix_parameters + bias) + embeddings + norms
+            layer += 2 * self.hidden_size + self.intermediate_size
+        tables = self.vocab_size * (1 if self.tie_word_embeddings else 2) + self.learned_positions
+        return self.num_layers * layer + tables * self.hidden_size + norm
 
     def weight_bytes(self, dtype: str) -> int:
         return self.num_parameters * BYTES[dtype]
@@ -115,14 +127,19 @@ class ModelSpec:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str, source: str = "") -> ModelSpec:
-        """From a Hugging Face config.json of any decoder with these fields (Llama, Qwen, Mistral, OPT, ...).
+        """From a Hugging Face config.json of any dense decoder with these fields (Llama, Qwen, Mistral, OPT, ...).
 
-        Raises ModelError where a size is missing.
+        Raises ModelError where a size is missing or no positive whole number, and for a mixture of experts, whose steps
+        read only a part of its weights.
         """
+        for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+            if config.get(key):
+                raise ModelError(f"{name} is a mixture of experts ({key}); only dense models can be simulated")
+        kind = config.get("model_type")
+        opt = kind == "opt"
         try:
-            opt = config.get("model_type") == "opt"
             heads, hidden = config["num_attention_heads"], config["hidden_size"]
-            return cls(
+            spec = cls(
                 name=name,
                 num_layers=config["num_hidden_layers"],
                 hidden_size=hidden,
@@ -133,14 +150,23 @@ class ModelSpec:
                 vocab_size=config["vocab_size"],
                 max_position_embeddings=config["max_position_embeddings"],
                 tie_word_embeddings=config.get("tie_word_embeddings", opt),
-                gated_mlp=not opt,
-                qkv_bias=config.get("model_type") == "qwen2",
+                gated_mlp=kind not in PLAIN_MLP,
+                qkv_bias=kind == "qwen2",
+                qk_norm=kind == "qwen3",
                 biases=opt,
-                learned_positions=config["max_position_embeddings"] + 2 if opt else 0,
+                learned_positions=config["max_position_embeddings"] + 2 if opt else 0,  # OPT's table starts at 2
                 source=source,
             )
         except KeyError as error:
             raise ModelError(f"the config.json of {name} lacks {error.args[0]!r}") from None
+        except (TypeError, ZeroDivisionError):
+            raise ModelError(f"the config.json of {name}: sizes must be whole numbers of at least 1") from None
+        for field in fields(cls):
+            size = getattr(spec, field.name)
+            if field.type == "int" and field.name != "learned_positions" and (type(size) is not int or size < 1):
+                what = f"{field.name} must be a whole number of at least 1, not {size!r}"
+                raise ModelError(f"the config.json of {name}: {what}")
+        return spec
 
 
 @cache
@@ -157,10 +183,12 @@ def model_specs() -> dict[str, ModelSpec]:
 
 
 def device(name: str) -> Device:
-    """A shipped device. Raises UnknownName, which lists the known ones."""
-    if name.lower() not in devices():
+    """A shipped device, by its name or an alias. Raises UnknownName, which lists the known ones."""
+    name = name.lower()
+    name = ALIASES.get(name, name)
+    if name not in devices():
         raise UnknownName("hardware", name, [*devices()])
-    return devices()[name.lower()]
+    return devices()[name]
 
 
 def model_spec(name: str) -> ModelSpec:
@@ -172,9 +200,12 @@ def model_spec(name: str) -> ModelSpec:
     if not path.is_file():
         raise UnknownName("model spec", name, [*model_specs(), "a folder with config.json"])
     try:
-        return ModelSpec.from_hf(json.loads(path.read_text(encoding="utf-8")), path.resolve().parent.name, str(path))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"can't read {path}: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path} holds no model configuration")
+    return ModelSpec.from_hf(config, path.resolve().parent.name, str(path))
 
 
 def _table(name: str) -> dict[str, Any]:
