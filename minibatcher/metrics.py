@@ -74,15 +74,15 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
         "num_finished": dict.fromkeys(("stop", "length", "abort"), 0) | dict(reasons),
         "num_output_tokens": output_tokens,
         "num_prompt_tokens": prompt_tokens,
-        "output_tokens_per_s": _ratio(output_tokens, end - start),
-        "total_tokens_per_s": _ratio(output_tokens + prompt_tokens, end - start),
-        "requests_per_s": _ratio(num_served, end - start),
-        "admissions_per_s": _ratio(admitted, end - start),
-        "queue_ms": _spread(queue_time(r) for r in requests),
-        "ttft_ms": _spread(ttft(r) for r in requests),
-        "itl_ms": _spread(gap for r in requests for gap in itl(r)),
-        "tpot_ms": _spread(tpot(r) for r in requests),
-        "e2el_ms": _spread(e2el(r) for r in requests),
+        "output_tokens_per_s": ratio(output_tokens, end - start),
+        "total_tokens_per_s": ratio(output_tokens + prompt_tokens, end - start),
+        "requests_per_s": ratio(num_served, end - start),
+        "admissions_per_s": ratio(admitted, end - start),
+        "queue_ms": spread(queue_time(r) for r in requests),
+        "ttft_ms": spread(ttft(r) for r in requests),
+        "itl_ms": spread(gap for r in requests for gap in itl(r)),
+        "tpot_ms": spread(tpot(r) for r in requests),
+        "e2el_ms": spread(e2el(r) for r in requests),
         **_step_metrics(timeline),
     }
 
@@ -150,8 +150,8 @@ def goodput(
         "objective": objective,
         "num_good": good,
         "num_requests": len(timeline.requests),
-        "good_share": _ratio(good, len(timeline.requests)),
-        "goodput_per_s": _ratio(good, timeline.duration),
+        "good_share": ratio(good, len(timeline.requests)),
+        "goodput_per_s": ratio(good, timeline.duration),
     }
 
 
@@ -168,8 +168,8 @@ def cost(timeline: Timeline, price_per_hour: float) -> dict[str, float | None]:
     return {
         "price_per_hour": price_per_hour,
         "cost_total": total,
-        "cost_per_million_output_tokens": _ratio(total * 1e6, tokens),
-        "cost_per_request": _ratio(total, served),
+        "cost_per_million_output_tokens": ratio(total * 1e6, tokens),
+        "cost_per_request": ratio(total, served),
     }
 
 
@@ -188,7 +188,7 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
     computed = sum(step.num_computed_tokens for step in steps)
     padding = sum(step.num_padding_tokens for step in steps)
     places = len(steps) * slots
-    shares = {state.value: _ratio(states[state], places) for state in RowState}
+    shares = {state.value: ratio(states[state], places) for state in RowState}
     used = np.array([step.kv_used_blocks for step in steps])
     blocks = np.array([step.kv_used_blocks + step.kv_free_blocks for step in steps])
     tokens_held = sum(step.kv_tokens for step in steps)
@@ -198,19 +198,19 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
     return {
         "num_steps": len(steps),
         "num_preemptions": sum(len(step.preempted) for step in steps),
-        "slot_occupancy": _ratio(working.sum(), places),
-        "slot_occupancy_time": _ratio(working @ durations, durations.sum() * slots) if steps else None,
-        "slot_shares": shares | {"idle": _ratio(places - held.sum(), places)},
-        "batch_fill": _ratio(held.sum(), places),
-        "batch_efficiency": _ratio(working.sum(), held.sum()),
+        "slot_occupancy": ratio(working.sum(), places),
+        "slot_occupancy_time": ratio(working @ durations, durations.sum() * slots) if steps else None,
+        "slot_shares": shares | {"idle": ratio(places - held.sum(), places)},
+        "batch_fill": ratio(held.sum(), places),
+        "batch_efficiency": ratio(working.sum(), held.sum()),
         "num_computed_tokens": computed,
         "num_padding_tokens": padding,
-        "padding_share": _ratio(padding, computed),
-        "padding_prompt_share": _ratio(padding - finished_padding, computed),
-        "padding_finished_share": _ratio(finished_padding, computed),
-        "tokens_per_step": _ratio(computed, len(steps)),
+        "padding_share": ratio(padding, computed),
+        "padding_prompt_share": ratio(padding - finished_padding, computed),
+        "padding_finished_share": ratio(finished_padding, computed),
+        "tokens_per_step": ratio(computed, len(steps)),
         "kv_occupancy": {
-            "tokens_of_reserved": _ratio(tokens_held, room),
+            "tokens_of_reserved": ratio(tokens_held, room),
             "blocks_of_pool": float(pool_shares.mean()) if steps else None,
             "blocks_peak": float(pool_shares.max()) if steps else None,
         },
@@ -218,11 +218,11 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
             "mean": float(waiting.mean()) if steps else None,
             "max": int(waiting.max()) if steps else None,
         },
-        "busy_share": _ratio(durations.sum(), timeline.duration),
+        "busy_share": ratio(durations.sum(), timeline.duration),
     }
 
 
-def _spread(seconds: Iterable[float | None]) -> dict[str, Any]:
+def spread(seconds: Iterable[float | None]) -> dict[str, Any]:
     """mean, p50, p90, p99 in milliseconds and the number of samples; None for what was never measured."""
     samples = np.array([s for s in seconds if s is not None]) * 1e3
     names = ["mean", *(f"p{p}" for p in PERCENTILES)]
@@ -232,7 +232,7 @@ def _spread(seconds: Iterable[float | None]) -> dict[str, Any]:
     return {name: float(value) for name, value in zip(names, values)} | {"n": samples.size}
 
 
-def _ratio(part: float, whole: float) -> float | None:
+def ratio(part: float, whole: float) -> float | None:
     return float(part) / float(whole) if whole else None
 
 

@@ -71,7 +71,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Request:
     """One request and all the state that a server keeps for it.
 
@@ -89,6 +89,7 @@ class Request:
 
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)  # prompt and generated ones
+    max_total_tokens: int = field(init=False)  # the most that it can ever hold in the KV cache
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
     num_computed_tokens: int = 0
@@ -105,6 +106,7 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
+        self.max_total_tokens = self.num_prompt_tokens + self.params.max_tokens
         if self.num_prompt_tokens == 0:
             raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
         if not _is_number(self.arrival_time) or self.arrival_time < 0:
@@ -120,11 +122,6 @@ class Request:
     def num_pending_tokens(self) -> int:
         """Tokens known but not yet computed: the prompt at first, then one a step."""
         return self.num_tokens - self.num_computed_tokens
-
-    @property
-    def max_total_tokens(self) -> int:
-        """The most tokens that this request can ever hold in the KV cache."""
-        return self.num_prompt_tokens + self.params.max_tokens
 
     @property
     def is_decoding(self) -> bool:
@@ -148,24 +145,28 @@ class Request:
         `detokenizer` (an IncrementalDetokenizer, or None where nobody reads the text) finds stop strings.
         """
         self.output_token_ids.append(token_id)
-        self.num_tokens += 1
         self.token_times.append(now)
-        params = self.params
-        ends_text = token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos)
-        ends_text = ends_text and self.num_output_tokens >= params.min_tokens
-        text = detokenizer.add(token_id) if detokenizer and not ends_text else ""
-        if ends_text:
-            self.stop_reason = token_id if token_id in params.stop_token_ids else None
+        self.num_tokens += 1
+        by_token = self._ends_with(token_id, eos_token_ids)
+        text = detokenizer.add(token_id) if detokenizer and not by_token else ""
+        if by_token:
+            self.stop_reason = token_id if token_id in self.params.stop_token_ids else None
             self.finish(FinishReason.STOP, now)
         elif detokenizer and detokenizer.stopped is not None:
             self.stop_reason = detokenizer.stopped
             self.finish(FinishReason.STOP, now)
-        elif self.num_output_tokens >= params.max_tokens:
+        elif self.num_tokens >= self.max_total_tokens:
             self.finish(FinishReason.LENGTH, now)
-        if detokenizer and self.finished:
-            text += detokenizer.finish()
-        self.output_text += text
+        if detokenizer:
+            text += detokenizer.finish() if self.finished else ""
+            self.output_text += text
         return text
+
+    def _ends_with(self, token_id: int, eos_token_ids: frozenset[int]) -> bool:
+        params = self.params
+        if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
+            return self.num_output_tokens >= params.min_tokens
+        return False
 
     def finish(self, reason: FinishReason, now: float) -> None:
         """End it. A request ends exactly once: a second end is a bug in the caller."""

@@ -38,7 +38,7 @@ def test_ended_rows_are_those_of_the_static_scheduler():
                 request.num_computed_tokens += num_tokens
                 if num_tokens:
                     request.append(7, 0.0)
-            scheduler.update()
+            scheduler.update([])
         assert seen == ended_rows(lengths)
 
 

@@ -6,6 +6,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -119,15 +120,15 @@ class Scheduler(ABC):
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def update(self) -> None:
-        """After a step: requests that ended leave their slots, and their KV returns at once."""
-        for request in [r for r in self.running if r.finished]:
+    def update(self, ended: Sequence[Request]) -> None:
+        """After a step: the requests that ended in it leave their slots, and their KV returns at once."""
+        for request in ended:
             self._leave(request)
 
     def abort(self, request: Request) -> None:
         """Forget a request that the engine has just ended, wherever it is."""
-        if request in self.running:
-            self.update()
+        if request.slot is not None:
+            self.update([request])
         else:
             self.waiting.remove(request)
 
@@ -155,15 +156,20 @@ class Scheduler(ABC):
         heapq.heappush(self._free_slots, request.slot)
         request.slot = None
 
+    def _has_room(self, request: Request, num_tokens: int) -> bool:
+        """Its last block has room for `num_tokens` more tokens; what most decodes find, so it asks nobody."""
+        return 0 < request.num_computed_tokens % self.kv.block_size <= self.kv.block_size - num_tokens
+
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Make KV room for `num_tokens` tokens in all, preempting the requests admitted last where blocks run short.
+        """Make KV room for `num_tokens` more tokens, preempting the requests admitted last where blocks run short.
 
         False if `request` itself was the last one and had to go. The oldest request always gets its way, so a pool
         that holds any one request alone can never livelock.
         """
-        if self.kv.allocate(request.request_id, num_tokens):
+        total = request.num_computed_tokens + num_tokens
+        if self.kv.allocate(request.request_id, total):
             return True
-        while not self.kv.allocate(request.request_id, num_tokens):
+        while not self.kv.allocate(request.request_id, total):
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is request:

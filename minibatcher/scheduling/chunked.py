@@ -18,20 +18,23 @@ class ChunkedScheduler(Scheduler):
     name = "chunked"
 
     def schedule(self, now: float) -> StepPlan:
-        plan = StepPlan()
-        budget = self.config.max_num_batched_tokens
-        passes = [self._serve_decodes, self._serve_prompts, self._admit_waiting]
+        plan, budget = StepPlan(), self.config.max_num_batched_tokens
+        decodes, prompts = self._split_running()
         if self.config.prefill_first:
-            passes = [self._serve_prompts, self._admit_waiting, self._serve_decodes]
-        for serve in passes:
-            budget = serve(plan, budget)
+            budget = self._serve(prompts, plan, budget)
+            budget = self._admit_waiting(plan, budget)
+            self._serve(decodes, plan, budget)
+        else:
+            budget = self._serve(decodes, plan, budget)
+            budget = self._serve(prompts, plan, budget)
+            self._admit_waiting(plan, budget)
         return plan
 
-    def _serve_decodes(self, plan: StepPlan, budget: int) -> int:
-        return self._serve([r for r in self.running if r.is_decoding], plan, budget)
-
-    def _serve_prompts(self, plan: StepPlan, budget: int) -> int:
-        return self._serve([r for r in self.running if not r.is_decoding], plan, budget)
+    def _split_running(self) -> tuple[list[Request], list[Request]]:
+        decodes, prompts = [], []
+        for request in self.running:
+            (decodes if request.is_decoding else prompts).append(request)
+        return decodes, prompts
 
     def _serve(self, requests: list[Request], plan: StepPlan, budget: int) -> int:
         """Give running requests their pending tokens, oldest first, as far as the budget goes; returns what is left."""
@@ -40,8 +43,8 @@ class ChunkedScheduler(Scheduler):
                 break
             if request.slot is None:  # preempted a moment ago, for an older one
                 continue
-            num_tokens = min(request.num_pending_tokens, budget)
-            if self._grow(request, request.num_computed_tokens + num_tokens, plan):
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            if self._has_room(request, num_tokens) or self._grow(request, num_tokens, plan):
                 plan.num_tokens[request] = num_tokens
                 budget -= num_tokens
         return budget

@@ -32,6 +32,8 @@ class ContinuousScheduler(Scheduler):
         if plan.num_tokens:
             return plan
         for request in list(self.running):
-            if request.slot is not None and self._grow(request, request.num_tokens, plan):
-                plan.num_tokens[request] = request.num_pending_tokens
+            if request.slot is None:  # preempted a moment ago, for an older one
+                continue
+            if self._has_room(request, 1) or self._grow(request, 1, plan):
+                plan.num_tokens[request] = 1
         return plan

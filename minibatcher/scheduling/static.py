@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ..request import Request
 from .base import Scheduler, StepPlan, Wait, WaitReason
 
 
@@ -25,9 +28,9 @@ class StaticScheduler(Scheduler):
             plan.wait = Wait(self.waiting[0].request_id, WaitReason.LAUNCHED)
         return plan
 
-    def update(self) -> None:
+    def update(self, ended: Sequence[Request]) -> None:
         if all(r.finished for r in self.running):
-            super().update()
+            super().update(list(self.running))
 
     def _launch(self, now: float, plan: StepPlan) -> bool:
         """Start a batch if it is full or its time is up; else say until when it waits."""

@@ -1,0 +1,177 @@
+"""Running sums in place of a timeline: the same figures for a day of traffic, in memory that hardly grows."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from .metrics import COMPLETED, PERCENTILES, ratio, spread
+from .request import Request
+from .scheduling.base import Scheduler, StepPlan
+from .timeline import RowState
+
+GAP_LOW, GAP_RATIO, GAP_BINS = 1e-6, 1.005, 5_500  # from 1 µs to about nine days, half a per cent a bin
+
+
+class Tally:
+    """A recorder like TimelineRecorder that keeps sums, one number a request and latency, and a histogram of ITL.
+
+    `summary` has the keys of metrics.summarize. Different from there: ITL percentiles are good to half a per cent, a row
+    of one token counts as a decode, and single requests and steps can't be looked at afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.begin("simulated", {})
+
+    def begin(self, clock: str, header: dict[str, Any]) -> None:
+        self.clock, self.header = clock, header
+        self._latencies = {name: array("d") for name in ("queue", "ttft", "tpot", "e2el")}
+        self._ended: list[list[float]] = []  # token times of requests whose gaps are not counted yet
+        self._gaps, self._gap_sum = np.zeros(GAP_BINS, dtype=np.int64), 0.0
+        self._reasons: Counter[str] = Counter()
+        self._sums: Counter[str] = Counter()
+        self._states: Counter[RowState] = Counter()
+        self._peaks = {"waiting": 0, "blocks": 0}
+        self._first, self._last = float("inf"), 0.0
+
+    @property
+    def timeline(self) -> Tally:
+        """In place of the timeline that it does not keep."""
+        return self
+
+    def knows(self, request_id: str) -> bool:
+        return False  # ids of the past are not kept; the engine knows those of the present
+
+    def opened(self, request: Request) -> None:
+        self._first = min(self._first, request.arrival_time)
+        self._sums["requests"] += 1
+
+    def stepped(
+        self,
+        plan: StepPlan,
+        sampled: dict[Request, int],
+        ended: Sequence[Request],
+        scheduler: Scheduler,
+        start: float,
+        end: float,
+    ) -> None:
+        sums, kv, running = self._sums, scheduler.kv, scheduler.running
+        counts = list(plan.num_tokens.values())
+        idle_rows = counts.count(0)
+        working = len(counts) - idle_rows
+        decodes = counts.count(1)
+        useful, computed = sum(counts), plan.num_computed_tokens
+        states = self._states
+        states[RowState.DECODE] += decodes
+        states[RowState.PREFILL] += working - decodes
+        states[RowState.FINISHED] += idle_rows
+        states[RowState.STALLED] += len(running) - len(counts)
+        sums["steps"] += 1
+        sums["working"] += working
+        sums["working_time"] += working * (end - start)
+        sums["held"] += len(running)
+        sums["busy"] += end - start
+        sums["computed"] += computed
+        sums["padding"] += computed - useful
+        sums["finished_padding"] += (plan.width or 0) * idle_rows
+        sums["admitted"] += len(plan.admitted)
+        sums["preempted"] += len(plan.preempted)
+        sums["waiting"] += len(scheduler.waiting)
+        sums["kv_blocks"] += kv.num_used_blocks
+        sums["kv_tokens"] += sum([request.num_computed_tokens for request in running])
+        self._peaks["waiting"] = max(self._peaks["waiting"], len(scheduler.waiting))
+        self._peaks["blocks"] = max(self._peaks["blocks"], kv.num_used_blocks)
+        self._last = end
+
+    def closed(self, request: Request) -> None:
+        times, sums, latencies = request.token_times, self._sums, self._latencies
+        self._reasons[request.finish_reason.value] += 1
+        self._last = max(self._last, request.finish_time)
+        if request.first_scheduled_time is not None:
+            latencies["queue"].append(request.first_scheduled_time - request.arrival_time)
+        if request.finish_reason in COMPLETED:
+            latencies["e2el"].append(request.finish_time - request.arrival_time)
+        if not times:
+            return
+        sums["output"] += len(times)
+        sums["prompt"] += request.num_prompt_tokens
+        latencies["ttft"].append(times[0] - request.arrival_time)
+        if len(times) > 1:
+            latencies["tpot"].append((times[-1] - times[0]) / (len(times) - 1))
+            self._ended.append(times)
+            if len(self._ended) == 1_000:
+                self._count_gaps()
+
+    def _count_gaps(self) -> None:
+        lengths = [len(times) for times in self._ended]
+        all_times = np.fromiter(chain.from_iterable(self._ended), dtype=float, count=sum(lengths))
+        gaps = np.delete(np.diff(all_times), np.cumsum(lengths)[:-1] - 1)  # not from one request to the next
+        bins = np.log(np.maximum(gaps, GAP_LOW) / GAP_LOW) / np.log(GAP_RATIO)
+        self._gaps += np.bincount(np.minimum(bins.astype(int), GAP_BINS - 1), minlength=GAP_BINS)
+        self._gap_sum += float(gaps.sum())
+        self._ended = []
+
+    def summary(self) -> dict[str, Any]:
+        """What metrics.summarize returns for a timeline."""
+        if self._ended:
+            self._count_gaps()
+        sums, header = self._sums, self.header
+        steps, span = sums["steps"], self._last - min(self._first, self._last)
+        places = steps * header["max_num_seqs"]
+        pool = steps * header["num_blocks"]
+        served = sum(self._reasons[reason] for reason in COMPLETED)
+        reasons = dict.fromkeys(("stop", "length", "abort"), 0) | dict(self._reasons)
+        return {
+            "clock": self.clock,
+            "makespan_s": span,
+            "num_requests": sums["requests"],
+            "num_finished": reasons,
+            "num_output_tokens": sums["output"],
+            "num_prompt_tokens": sums["prompt"],
+            "output_tokens_per_s": ratio(sums["output"], span),
+            "total_tokens_per_s": ratio(sums["output"] + sums["prompt"], span),
+            "requests_per_s": ratio(served, span),
+            "admissions_per_s": ratio(sums["admitted"], span),
+            "queue_ms": spread(self._latencies["queue"]),
+            "ttft_ms": spread(self._latencies["ttft"]),
+            "itl_ms": self._gap_spread(),
+            "tpot_ms": spread(self._latencies["tpot"]),
+            "e2el_ms": spread(self._latencies["e2el"]),
+            "num_steps": steps,
+            "num_preemptions": sums["preempted"],
+            "slot_occupancy": ratio(sums["working"], places),
+            "slot_occupancy_time": ratio(sums["working_time"], sums["busy"] * header["max_num_seqs"]),
+            "slot_shares": {state.value: ratio(self._states[state], places) for state in RowState}
+            | {"idle": ratio(places - sums["held"], places)},
+            "batch_fill": ratio(sums["held"], places),
+            "batch_efficiency": ratio(sums["working"], sums["held"]),
+            "num_computed_tokens": sums["computed"],
+            "num_padding_tokens": sums["padding"],
+            "padding_share": ratio(sums["padding"], sums["computed"]),
+            "padding_prompt_share": ratio(sums["padding"] - sums["finished_padding"], sums["computed"]),
+            "padding_finished_share": ratio(sums["finished_padding"], sums["computed"]),
+            "tokens_per_step": ratio(sums["computed"], steps),
+            "kv_occupancy": {
+                "tokens_of_reserved": ratio(sums["kv_tokens"], sums["kv_blocks"] * header["block_size"]),
+                "blocks_of_pool": ratio(sums["kv_blocks"], pool),
+                "blocks_peak": ratio(self._peaks["blocks"], header["num_blocks"]) if steps else None,
+            },
+            "queue_depth": {
+                "mean": ratio(sums["waiting"], steps),
+                "max": self._peaks["waiting"] if steps else None,
+            },
+            "busy_share": ratio(sums["busy"], span),
+        }
+
+    def _gap_spread(self) -> dict[str, Any]:
+        names, n = ["mean", *(f"p{p}" for p in PERCENTILES)], int(self._gaps.sum())
+        if not n:
+            return dict.fromkeys(names) | {"n": 0}
+        at = np.searchsorted(np.cumsum(self._gaps), np.array(PERCENTILES) / 100 * (n - 1), side="right")
+        middles = GAP_LOW * GAP_RATIO ** (at + 0.5) * 1e3
+        return dict(zip(names, [self._gap_sum / n * 1e3, *middles.tolist()])) | {"n": n}
