@@ -1,0 +1,24 @@
+"""What the claims share: the machine of the book's figures, and a spread of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..hardware import device, model_spec
+from ..runners.roofline import CostModel
+
+
+def machine(model: str = "llama-3.1-70b", device_name: str = "h100", num_gpus: int = 4, **options) -> CostModel:
+    """A cost model from the shipped tables. The default is a 70B model on four H100, the least that holds it with room."""
+    return CostModel(device(device_name), model_spec(model), num_gpus=num_gpus, **options)
+
+
+def percentile(samples: Iterable[float], q: float) -> float:
+    """Interpolated linearly between sorted samples, as everywhere in metrics."""
+    return float(np.percentile(list(samples), q))
+
+
+def mean(samples: Iterable[float]) -> float:
+    return float(np.mean(list(samples)))

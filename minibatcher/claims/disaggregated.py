@@ -1,0 +1,144 @@
+"""Row 3.6: one engine for both phases, against one engine for each, on as many devices in all.
+
+Source: Patel et al., Splitwise, ISCA 2024; Zhong et al., DistServe, OSDI 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import InvalidParameter
+from ..metrics import goodput, itl, tpot, ttft
+from ..request import Request, SamplingParams
+from ..runners.roofline import CostModel
+from ..scheduling import ChunkedScheduler, StepPlan
+from ..simulate import run_simulation, simulated_engine
+from ..timeline import RequestRecord, Timeline
+from ..workload import Workload, profile
+from .common import percentile
+
+
+class DecodeScheduler(ChunkedScheduler):
+    """Chunked prefill that also takes requests whose prompt another engine has computed: their KV comes with them."""
+
+    name = "decode"
+
+    def _admit_head(self, plan: StepPlan, num_tokens: int) -> bool:
+        return super()._admit_head(plan, self.waiting[0].num_computed_tokens + num_tokens)
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One way to serve at one rate. Latencies in seconds; good_share: requests within both objectives."""
+
+    system: str
+    request_rate: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    itl_p99_s: float
+    longest_itl_s: float
+    good_share: float
+
+
+def disaggregation(
+    cost: CostModel,
+    *,
+    request_rates: Sequence[float] = (2.0, 4.0, 8.0, 12.0),
+    num_requests: int = 200,
+    max_num_seqs: int = 256,
+    max_num_batched_tokens: int = 2_048,
+    link_bandwidth: float | None = None,
+    ttft_ms: float = 1_000.0,
+    tpot_ms: float = 40.0,
+    seed: int = 0,
+) -> list[Serving]:
+    """Row 3.6: "mixed" (one engine on all devices), "two mixed" (two halves, requests dealt out in turn) and "split"
+    (one half computes prompts, hands the KV cache over, the other half decodes).
+
+    cost: all devices together; half of them must hold the model. link_bandwidth: bytes/s that a hand-over takes its KV
+    through; None is the link of every device of the half at once, each sending its own part. Hand-overs do not queue for
+    the link. The decode half has the same scheduler and the same cost model; the first token comes from the prefill half.
+    """
+    if cost.num_gpus % 2:
+        raise InvalidParameter(f"two halves need an even number of devices, not {cost.num_gpus}")
+    half = replace(cost, num_gpus=cost.num_gpus // 2)
+    options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    link = link_bandwidth or half.num_gpus * (cost.device.link_bandwidth or 0.0)
+    if not link:
+        raise InvalidParameter(f"{cost.device.name} has no link in the table; give link_bandwidth in bytes/s")
+    found = []
+    for rate in request_rates:
+        workload = profile("azure-conv", num_requests, request_rate=rate, seed=seed).fit_to_context(8_192)
+        systems = {
+            "mixed": _mixed(workload, cost, options),
+            "two mixed": [
+                record
+                for turn in (0, 1)
+                for record in _mixed(replace(workload, requests=workload.requests[turn::2]), half, options)
+            ],
+            "split": split_engines(workload, half, link, **options),
+        }
+        for name, records in systems.items():
+            gaps = [gap for r in records for gap in itl(r)]
+            whole = Timeline("simulated", {"max_num_seqs": max_num_seqs}, [], {r.request_id: r for r in records})
+            found.append(
+                Serving(
+                    name,
+                    rate,
+                    percentile((ttft(r) for r in records), 50),
+                    percentile((ttft(r) for r in records), 99),
+                    percentile((t for r in records if (t := tpot(r)) is not None), 99),
+                    percentile(gaps, 99),
+                    max(gaps),
+                    goodput(whole, ttft_ms=ttft_ms, tpot_ms=tpot_ms)["good_share"],
+                )
+            )
+    return found
+
+
+def _mixed(workload: Workload, cost: CostModel, options: dict) -> list[RequestRecord]:
+    return list(run_simulation(workload, cost, strategies=["chunked"], **options)["chunked"].requests.values())
+
+
+def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **options) -> list[RequestRecord]:
+    """A prefill engine and a decode engine, `cost` each; returns one record a request, its story across both.
+
+    The prefill engine makes the first token of each request and is done with it. Its KV cache then takes bytes /
+    link_bandwidth seconds to the decode engine, where the request arrives one token behind, as any decode.
+    """
+    prompts = replace(workload, requests=tuple(replace(r, output_tokens=1) for r in workload))
+    first = run_simulation(prompts, cost, strategies=["chunked"], **options)["chunked"].requests
+    bytes_per_token = cost.model.kv_bytes_per_token(cost.dtype)
+    handed_over = []
+    for row in workload:
+        if row.output_tokens == 1:
+            continue
+        handed_over.append(
+            Request(
+                row.request_id,
+                range(row.prompt_tokens),
+                SamplingParams(max_tokens=row.output_tokens, ignore_eos=True),
+                arrival_time=first[row.request_id].finish_time + row.prompt_tokens * bytes_per_token / link_bandwidth,
+                output_token_ids=[0],
+                num_computed_tokens=row.prompt_tokens,
+            )
+        )
+    longest = max(r.prompt_tokens + r.output_tokens for r in workload)
+    engine = simulated_engine(cost, "chunked", max_model_len=longest, **options)
+    engine.scheduler = DecodeScheduler(engine.scheduler.kv, engine.scheduler.config)
+    then = engine.run(handed_over).requests
+    records = []
+    for name, record in first.items():
+        rest = then.get(name)
+        if rest is not None:
+            record = replace(
+                record,
+                num_output_tokens=rest.num_output_tokens,
+                token_times=[*record.token_times, *rest.token_times],
+                finish_time=rest.finish_time,
+                num_preemptions=record.num_preemptions + rest.num_preemptions,
+            )
+        records.append(record)
+    return records
