@@ -17,8 +17,8 @@ from minibatcher.runners.roofline import CostModel, Efficiency, StepWork
 
 torch = pytest.importorskip("torch")
 
-# Elements of all tensors in the published checkpoints: the safetensors count that huggingface.co shows. OPT-13B has no
-# safetensors; its figure is the table of Zhang et al., «OPT», 2022, «13B», made exact by its own config.json.
+# Weights in the published checkpoints: the safetensors count that huggingface.co shows (for Llama-2 without the rotary
+# frequencies that its files also hold, 64 a layer).
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
@@ -97,6 +97,7 @@ def test_parameters_without_embeddings(name: str):
 
 def test_opt_13b():
     opt = model_spec("opt-13b")
+    # Zhang et al., «OPT», 2022, table 1: 40 layers, 40 heads, hidden 5120; what the paper rounds to 13B.
     assert opt.num_parameters == pytest.approx(12.85e9, rel=0.01)
     hidden, inner = 5120, 4 * 5120
     layer = 4 * (hidden * hidden + hidden) + 2 * hidden * inner + inner + hidden + 2 * 2 * hidden
@@ -365,7 +366,7 @@ def test_linear_layers_agree_with_the_whole_measured_profile(shared_dir: Path):
             if num_tokens > 256:
                 measured = sum(float(row[f"time_stats.{operator}.median"]) for operator in OPERATORS) / 1e3
                 errors[gpus].append(abs(linear_seconds(costs[gpus], num_tokens) / measured - 1))
-    assert {n: len(found) for n, found in errors.items()} == dict.fromkeys(errors, 437)
+    assert {n: len(found) for n, found in errors.items()} == dict.fromkeys(errors, 421)
     assert max(errors[1]) < 0.15 and max(errors[2]) < 0.15
     # Slices of four and eight GPUs are too narrow to fill each GPU with tiles below some 700 tokens.
     for gpus in (4, 8):

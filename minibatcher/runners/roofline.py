@@ -184,8 +184,8 @@ class CostModel:
         have, gib = self.num_gpus * each, 2**30
         takes = next(n for n in range(1, 4097) if n * each >= needed)
         raise InvalidParameter(
-            f"{self.model.name} in {self.dtype} does not fit {self.num_gpus} × {self.device.name}: need {needed / gib:.1f} GiB "
-            f"(weights and {context:,} tokens of KV cache), have {have / gib:.1f} GiB; it takes {takes} of them"
+            f"{self.model.name} in {self.dtype} does not fit {self.num_gpus} × {self.device.name}: "
+            f"need {needed / gib:.1f} GiB (weights and {context:,} tokens of KV cache), have {have / gib:.1f} GiB; it takes {takes} of them"
         )
 
     def without(self, *terms: str) -> CostModel:
@@ -193,7 +193,10 @@ class CostModel:
 
 
 class RooflineRunner:
-    """Runs a plan by asking the cost model how long it would take. Tokens are placeholders: lengths come from the workload."""
+    """Runs a plan by asking the cost model how long it would take.
+
+    Tokens are placeholders: lengths come from the workload.
+    """
 
     def __init__(self, cost: CostModel) -> None:
         self.cost = cost
