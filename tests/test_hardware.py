@@ -386,6 +386,9 @@ def test_measure_counts_bytes_and_operations(monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     found = measure.measure_device(dtypes=("float32", "bfloat16"), seconds=1000, progress=lines.append)
     assert found.bandwidth == 1 << 20
+    cpu = torch.device("cpu")
+    assert measure._copy_bandwidth(cpu, 1 << 21, 1) == 1 << 21  # a half read, a half written
+    assert measure._read_bandwidth(cpu, torch.bfloat16, 1 << 21, 1) == 1 << 21
     assert found.flops == {"float32": 2 * 24**3, "bfloat16": 2 * 24**3}
     assert found.measured and found.link_bandwidth is None and "torch" in found.source
     assert len(lines) == 5

@@ -185,7 +185,8 @@ class CostModel:
         takes = next(n for n in range(1, 4097) if n * each >= needed)
         raise InvalidParameter(
             f"{self.model.name} in {self.dtype} does not fit {self.num_gpus} × {self.device.name}: "
-            f"need {needed / gib:.1f} GiB (weights and {context:,} tokens of KV cache), have {have / gib:.1f} GiB; it takes {takes} of them"
+            f"need {needed / gib:.1f} GiB (weights and {context:,} tokens of KV cache), "
+            f"have {have / gib:.1f} GiB; it takes {takes} of them"
         )
 
     def without(self, *terms: str) -> CostModel:
