@@ -54,7 +54,9 @@ An if the shepherd be a while away.""",
 
 
 def encode(speeches: list[str]) -> list[int]:
-    return [token for speech in TOKENIZER.encode_batch(speeches) for token in (*speech.ids, EOT)]
+    return [
+        token for speech in TOKENIZER.encode_batch(speeches, add_special_tokens=False) for token in (*speech.ids, EOT)
+    ]
 
 
 def test_folder_is_small_and_complete():
@@ -68,12 +70,17 @@ def test_config_and_special_tokens():
     assert TOKENIZER.get_vocab_size() == CONFIG["vocab_size"] == 2048
     for token, key in (("<|bos|>", "bos_token_id"), ("<|eot|>", "eos_token_id"), ("<|pad|>", "pad_token_id")):
         assert TOKENIZER.token_to_id(token) == CONFIG[key]
-        assert TOKENIZER.encode(token).ids == [CONFIG[key]]
+        assert TOKENIZER.encode(token, add_special_tokens=False).ids == [CONFIG[key]]
 
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_tokenizer_round_trips_any_text(text):
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
+
+
+def test_a_prompt_begins_a_scene():
+    with_special = TOKENIZER.encode("HAMLET:").ids
+    assert with_special == [BOS, *TOKENIZER.encode("HAMLET:", add_special_tokens=False).ids]
 
 
 def test_tokenizer_knows_the_plays():
@@ -127,7 +134,7 @@ def test_loss_holds_beyond_position_1024(model):
 def test_speeches_end_by_themselves(model):
     import torch
 
-    prompt = torch.tensor([[BOS, *TOKENIZER.encode("HAMLET:").ids]])
+    prompt = torch.tensor([[BOS, *TOKENIZER.encode("HAMLET:", add_special_tokens=False).ids]])
     rows = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),

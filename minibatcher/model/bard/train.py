@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import nn
 from tqdm import tqdm
 
@@ -94,6 +94,8 @@ def train_tokenizer(documents: list) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator((f"{name}: {text}" for scene in documents for name, text in scene), trainer)
+    # With special tokens asked for, as engines do for a prompt, a text begins a scene.
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
     return tokenizer
 
 
@@ -102,7 +104,7 @@ def encode(tokenizer: Tokenizer, documents: list) -> np.ndarray:
     ids = []
     for scene in documents:
         ids.append(BOS)
-        for speech in tokenizer.encode_batch([f"{name}: {text}" for name, text in scene]):
+        for speech in tokenizer.encode_batch([f"{name}: {text}" for name, text in scene], add_special_tokens=False):
             ids += [*speech.ids, EOT]
     return np.array(ids, dtype=np.int64)
 
@@ -308,19 +310,25 @@ def card(args, tokenizer: Tokenizer, train_scenes: list, held_scenes: list) -> N
     buckets = {f"{a}–{b - 1}": round(held[a:b].mean().item(), 3) for a, b in pairwise(BUCKETS)}
     speeches = [speech for scene in train_scenes for speech in scene]
     chosen = [speeches[i] for i in np.random.default_rng(args.seed).choice(len(speeches), size=200, replace=False)]
-    prompts = [[BOS, *tokenizer.encode(f"{name}:").ids] for name, _ in chosen]
+    prompts = [[BOS, *tokenizer.encode(f"{name}:", add_special_tokens=False).ids] for name, _ in chosen]
     samples = sample(model, prompts, temperature=1.0, seed=args.seed)
     groups = {
         "real speeches": [text for _, text in speeches],
         "real first speeches of a scene": [scene[0][1] for scene in train_scenes],
     }
-    counts = {name: [len(row.ids) + 1 for row in tokenizer.encode_batch(group)] for name, group in groups.items()}
+    counts = {
+        name: [len(row.ids) + 1 for row in tokenizer.encode_batch(group, add_special_tokens=False)]
+        for name, group in groups.items()
+    }
     counts = {"samples": [len(s) for s in samples]} | counts
     lengths = {
         name: dict(zip((f"p{r}" for r in RANKS), np.percentile(values, RANKS).round().astype(int).tolist()))
         for name, values in counts.items()
     }
-    shown = [[BOS, *tokenizer.encode(f"{name}:").ids] for name in ("HAMLET", "FALSTAFF", "PORTIA", "First Murderer")]
+    shown = [
+        [BOS, *tokenizer.encode(f"{name}:", add_special_tokens=False).ids]
+        for name in ("HAMLET", "FALSTAFF", "PORTIA", "First Murderer")
+    ]
     texts = [
         tokenizer.decode(prompt + new) for prompt, new in zip(shown, sample(model, shown, temperature=0.8, seed=7))
     ]
