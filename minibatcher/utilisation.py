@@ -9,8 +9,8 @@ from .timeline import RequestRecord, RowState, StepRecord, Timeline
 
 UTILISATIONS: dict[str, str] = {
     "busy_share": (
-        "time inside steps / makespan: what nvidia-smi shows (share of the sampling period in which at least one kernel "
-        "ran), an upper bound of it, for a step's pauses between kernels count as busy"
+        "time inside steps / makespan: about what nvidia-smi shows (share of the sampling period in which at least one "
+        "kernel ran); an upper bound, for the pauses between a step's kernels count as busy"
     ),
     "mfu": (
         "model FLOPs utilisation: FLOPs that the served tokens need, each once, / (dense peak x makespan); padding, "

@@ -1,7 +1,7 @@
 """The book's claims as functions: each computes its figures afresh. A chapter prints them, a test asserts them.
 
-Every function says which row of the syllabus it belongs to. No torch: claims run in virtual time, on hardware and models
-from the shipped tables.
+Every function says which row of the syllabus it belongs to. No torch: claims run in virtual time, on hardware and
+models from the shipped tables.
 """
 
 from .chunked import BudgetPoint, Stall, budget_sweep, prefill_stall
@@ -10,6 +10,7 @@ from .continuous import (
     FairShare,
     TrafficPoint,
     UtilisationRow,
+    Verdict,
     fair_share,
     low_traffic,
     utilisation_sweep,
@@ -50,3 +51,53 @@ from .static import (
     equal_lengths,
     tail_latency,
 )
+
+__all__ = [
+    "BatchEnd",
+    "BatchWaste",
+    "BudgetPoint",
+    "Concurrency",
+    "DelayPoint",
+    "EqualLengths",
+    "FairShare",
+    "FastestFinisher",
+    "Intensity",
+    "KVSize",
+    "PaddedRow",
+    "PhaseBounds",
+    "Serving",
+    "SharedStream",
+    "Stall",
+    "TailLatency",
+    "TrafficPoint",
+    "UtilisationRow",
+    "Verdict",
+    "batch_ends",
+    "batch_waste",
+    "bucketing",
+    "budget_sweep",
+    "closed_loop_delay",
+    "concurrency",
+    "decode_intensity",
+    "delay_sweep",
+    "disaggregation",
+    "ended_rows",
+    "equal_lengths",
+    "fair_share",
+    "fastest_finisher",
+    "kv_size",
+    "kv_sizes",
+    "low_traffic",
+    "machine",
+    "mixed_intensity",
+    "padded_prefill",
+    "padding_factors",
+    "phase_bounds",
+    "prefill_intensity",
+    "prefill_stall",
+    "shared_stream",
+    "step_intensity",
+    "tail_latency",
+    "utilisation_sweep",
+    "utilisation_verdicts",
+]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ..metrics import itl, summarize, ttft
 from ..runners.roofline import CostModel
 from ..simulate import run_simulation
-from ..timeline import Timeline
+from ..timeline import RowState, Timeline
 from ..workload import Workload, WorkloadRequest, profile
 from .common import percentile
 
@@ -18,9 +18,9 @@ from .common import percentile
 class Stall:
     """Running decodes while a newcomer's prompt is computed. Times in seconds.
 
-    typical_itl_s: median gap between their tokens before it came. worst_itl_s: longest gap from its arrival to its first
-    token. stalled: decodes with a gap above twice the typical one. ttft_s: its time to first token. prefill_steps: steps
-    that computed some of its prompt.
+    typical_itl_s: median gap between their tokens before it came. worst_itl_s: longest gap from its arrival to its
+    first token. stalled: decodes that got no token in a step of that time. ttft_s: its time to first token.
+    prefill_steps: steps that computed some of its prompt.
     """
 
     policy: str
@@ -73,13 +73,11 @@ def _stall(timeline: Timeline, policy: str) -> Stall:
         before += [end - start for start, end in gaps if end <= came]
         during.append(max((end - start for start, end in gaps if end > came and start < answered), default=0.0))
     typical = percentile(before, 50)
-    prefill_steps = sum(
-        row.request_id == "newcomer" and row.num_tokens > 0 and step.start < answered
-        for step in timeline.steps
-        for row in step.rows
-    )
-    stalled = sum(gap > 2 * typical for gap in during)
-    return Stall(policy, len(during), typical, max(during), stalled, ttft(newcomer), prefill_steps)
+    steps = [step for step in timeline.steps if step.end > came and step.start < answered]
+    working = [{row.request_id for row in step.rows if row.num_tokens} for step in steps]
+    prefill_steps = sum("newcomer" in names for names in working)
+    stalled = {row.request_id for step in steps for row in step.rows if row.state is RowState.STALLED}
+    return Stall(policy, len(during), typical, max(during), len(stalled), ttft(newcomer), prefill_steps)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..runners.roofline import CostModel
 
 
 def machine(model: str = "llama-3.1-70b", device_name: str = "h100", num_gpus: int = 4, **options) -> CostModel:
-    """A cost model from the shipped tables. The default is a 70B model on four H100, the least that holds it with room."""
+    """A cost model from the shipped tables; the default is a 70B model on four H100."""
     return CostModel(device(device_name), model_spec(model), num_gpus=num_gpus, **options)
 
 

@@ -41,23 +41,25 @@ def fair_share(
     newcomers_per_s: Sequence[float] = (0.0, 4.0),
     strategies: Sequence[str] = ("static", "continuous", "chunked"),
     num_neighbours: int = 30,
+    arrival_s: float = 1.0,
 ) -> list[FairShare]:
     """Row 2.4: iterations that a request of `output_tokens` takes, whoever is beside it (Orca, OSDI 2022, section 3).
 
-    It arrives a second after `num_neighbours` others, which want `neighbour_tokens` each. With newcomers, prompts of 1,000
-    tokens go on arriving while it runs; then `continuous` lets them in whole, at the cost of an iteration each.
+    It arrives `arrival_s` seconds after `num_neighbours` others, which want `neighbour_tokens` each. With newcomers,
+    prompts of 1,000 tokens go on arriving while it runs: `continuous` lets them in whole, at the cost of an iteration
+    each.
     """
     shares = []
     for tokens in neighbour_tokens:
         for rate in newcomers_per_s:
             rows = [WorkloadRequest(f"n{i}", 0.0, 100, tokens) for i in range(num_neighbours)]
-            rows.append(WorkloadRequest("target", 1.0, 100, output_tokens))
+            rows.append(WorkloadRequest("target", arrival_s, 100, output_tokens))
             if rate:
-                rows += [WorkloadRequest(f"c{i}", 1.05 + i / rate, 1_000, 50) for i in range(int(2 * rate))]
+                rows += [WorkloadRequest(f"c{i}", arrival_s + 0.05 + i / rate, 1_000, 50) for i in range(int(2 * rate))]
             workload = Workload("one among others", tuple(rows), "Made up for this claim.")
             options = {"max_num_seqs": 64, "max_num_batched_tokens": 1_100}
-            for name, timeline in run_simulation(workload, cost, strategies=strategies, **options).items():
-                shares.append(_share(timeline, tokens, rate))
+            runs = run_simulation(workload, cost, strategies=strategies, **options)
+            shares += [_share(timeline, tokens, rate) for timeline in runs.values()]
     return shares
 
 
@@ -95,8 +97,8 @@ SWEEP_DEFINITIONS: dict[str, str] = {
 class UtilisationRow:
     """One run, or the part of it under backlog. shares: 0 to 1 by the names of SWEEP_DEFINITIONS.
 
-    window: "run" is the whole run, its end included, when the queue is empty and slots fall idle; "backlog" ends with the
-    last step that left somebody waiting.
+    window: "run" is the whole run, its end included, when the queue is empty and slots fall idle; "backlog" ends with
+    the last step that left somebody waiting.
     """
 
     workload: str
@@ -230,7 +232,7 @@ class TrafficPoint:
 
     request_rate: float
     output_tokens_per_s: Mapping[str, float]
-    latency_p50_s: Mapping[str, float]
+    latency_mean_s: Mapping[str, float]
     latency_p99_s: Mapping[str, float]
     requests_in_step: Mapping[str, float]
 
@@ -239,15 +241,15 @@ class TrafficPoint:
         return self.output_tokens_per_s["continuous"] / self.output_tokens_per_s[strategy]
 
     def latency_ratio(self, strategy: str = "static") -> float:
-        """Median latency: `strategy` / continuous."""
-        return self.latency_p50_s[strategy] / self.latency_p50_s["continuous"]
+        """Mean latency: `strategy` / continuous."""
+        return self.latency_mean_s[strategy] / self.latency_mean_s["continuous"]
 
 
 def low_traffic(
     cost: CostModel,
     *,
-    request_rates: Sequence[float] = (0.02, 0.1, 0.5, 1.0, 2.0, 4.0),
-    num_requests: int = 150,
+    request_rates: Sequence[float] = (0.005, 0.05, 0.5, 2.0, 8.0),
+    num_requests: int = 60,
     max_num_seqs: int = 32,
     seed: int = 0,
 ) -> list[TrafficPoint]:
@@ -271,7 +273,7 @@ def low_traffic(
             TrafficPoint(
                 rate,
                 {name: summarize(t)["output_tokens_per_s"] for name, t in runs.items()},
-                {name: percentile(samples, 50) for name, samples in latency.items()},
+                {name: mean(samples) for name, samples in latency.items()},
                 {name: percentile(samples, 99) for name, samples in latency.items()},
                 {name: mean(sum(row.num_tokens > 0 for row in s.rows) for s in t.steps) for name, t in runs.items()},
             )

@@ -45,41 +45,40 @@ class Serving:
 def disaggregation(
     cost: CostModel,
     *,
-    request_rates: Sequence[float] = (2.0, 4.0, 8.0, 12.0),
+    request_rates: Sequence[float] = (4.0, 8.0, 12.0, 16.0),
+    budgets: Sequence[int] = (512, 2_048),
     num_requests: int = 200,
     max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 2_048,
     link_bandwidth: float | None = None,
     ttft_ms: float = 1_000.0,
-    tpot_ms: float = 40.0,
+    tpot_ms: float = 25.0,
     seed: int = 0,
 ) -> list[Serving]:
-    """Row 3.6: "mixed" (one engine on all devices), "two mixed" (two halves, requests dealt out in turn) and "split"
-    (one half computes prompts, hands the KV cache over, the other half decodes).
+    """Row 3.6: "mixed" (one engine on all devices) and "two mixed" (two halves, requests dealt out in turn) under each
+    token budget, and "split" (one half computes prompts and hands the KV cache over, the other decodes).
 
     cost: all devices together; half of them must hold the model. link_bandwidth: bytes/s that a hand-over takes its KV
-    through; None is the link of every device of the half at once, each sending its own part. Hand-overs do not queue for
-    the link. The decode half has the same scheduler and the same cost model; the first token comes from the prefill half.
+    through; None is the link of every device of the half at once, each sending its own part. Hand-overs do not queue
+    for the link. Both halves of "split" have the largest budget, the same scheduler and cost model. Objectives:
+    `ttft_ms`, and `tpot_ms` as the mean of each request.
     """
     if cost.num_gpus % 2:
         raise InvalidParameter(f"two halves need an even number of devices, not {cost.num_gpus}")
     half = replace(cost, num_gpus=cost.num_gpus // 2)
-    options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     link = link_bandwidth or half.num_gpus * (cost.device.link_bandwidth or 0.0)
     if not link:
         raise InvalidParameter(f"{cost.device.name} has no link in the table; give link_bandwidth in bytes/s")
     found = []
     for rate in request_rates:
         workload = profile("azure-conv", num_requests, request_rate=rate, seed=seed).fit_to_context(8_192)
-        systems = {
-            "mixed": _mixed(workload, cost, options),
-            "two mixed": [
-                record
-                for turn in (0, 1)
-                for record in _mixed(replace(workload, requests=workload.requests[turn::2]), half, options)
-            ],
-            "split": split_engines(workload, half, link, **options),
-        }
+        turns = [replace(workload, requests=workload.requests[turn::2]) for turn in (0, 1)]
+        options, systems = {"max_num_seqs": max_num_seqs}, {}
+        for budget in budgets:
+            options["max_num_batched_tokens"] = budget
+            systems[f"mixed, budget {budget}"] = _mixed(workload, cost, options)
+            systems[f"two mixed, budget {budget}"] = [r for turn in turns for r in _mixed(turn, half, options)]
+        options["max_num_batched_tokens"] = max(budgets)
+        systems["split"] = split_engines(workload, half, link, **options)
         for name, records in systems.items():
             gaps = [gap for r in records for gap in itl(r)]
             whole = Timeline("simulated", {"max_num_seqs": max_num_seqs}, [], {r.request_id: r for r in records})

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..metrics import e2el, queue_time, summarize
 from ..request import SamplingParams
 from ..runners.roofline import CostModel
 from ..simulate import run_simulation, simulated_engine
 from ..timeline import Timeline
-from ..workload import Workload, profile, uniform
+from ..workload import profile, uniform
 from .common import mean, percentile
 
 
@@ -83,12 +84,12 @@ class BatchEnd:
 
 
 def batch_ends(cost: CostModel, *, num_requests: int = 256, max_num_seqs: int = 32, seed: int = 0) -> list[BatchEnd]:
-    """Row 1.4: every static batch runs for as many steps as its longest request has output tokens, whatever the mean."""
+    """Row 1.4: a static batch runs for as many steps as its longest request has output tokens, whatever the mean."""
     workload = profile("azure-conv", num_requests, request_rate=math.inf, seed=seed).fit_to_context(8_192)
     timeline = run_simulation(workload, cost, strategies=["static"], max_num_seqs=max_num_seqs)["static"]
     starts = [i for i, step in enumerate(timeline.steps) if step.admitted] + [len(timeline.steps)]
     batches = []
-    for first, stop in zip(starts, starts[1:]):
+    for first, stop in pairwise(starts):
         outputs = [timeline.requests[name].num_output_tokens for name in timeline.steps[first].admitted]
         batches.append(BatchEnd(len(outputs), stop - first, max(outputs), mean(outputs)))
     return batches
