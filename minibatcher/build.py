@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -66,6 +66,8 @@ def build_engine(model: str | LoadedModel = "bard", **options) -> Engine:
     attention = choose_attention(options.attention, model.device, model.dtype)
     max_model_len = _max_model_len(model, options.max_model_len)
     kv = _make_kv(model, cls.kv_layout, max_model_len, config, options)
+    if cls.kv_layout == "slots":
+        config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     scheduler = make_scheduler(options.strategy, kv, config)
     runner = (PaddedRunner if cls.kv_layout == "slots" else RaggedRunner)(model, kv, attention, options.seed)
     return Engine(

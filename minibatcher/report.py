@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import InvalidParameter
 from .metrics import DEFINITIONS, cost, goodput, summarize
+from .tally import Tally
 from .timeline import Timeline
 
 SCHEMA_VERSION = 1
@@ -26,7 +27,11 @@ class Comparison(dict):
 
 
 def comparison(
-    timelines: dict[str, Timeline], *, objectives: dict[str, float] | None = None, price_per_hour: float | None = None
+    timelines: dict[str, Timeline | Tally],
+    *,
+    objectives: dict[str, float] | None = None,
+    price_per_hour: float | None = None,
+    utilisation: dict[str, dict[str, float]] | None = None,
 ) -> Comparison:
     """Summaries of runs of the same requests under different strategies.
 
@@ -34,8 +39,9 @@ def comparison(
     strategy); strategies: name → metrics.summarize, `header` (its own entries) and `requests` (id, prompt_tokens,
     output_tokens, finish_reason, output_hash); answers_identical (None if there is nothing to compare); differences;
     definitions. objectives: latency limits as metrics.goodput takes them, which adds `goodput` to each strategy;
-    price_per_hour adds what metrics.cost returns. Raises InvalidParameter for no runs, and for measured beside
-    simulated ones.
+    price_per_hour adds what metrics.cost returns; utilisation, by strategy, is added as it is.
+    Answers of simulated runs are placeholders and are not compared. Raises InvalidParameter for no runs, and for
+    measured beside simulated ones.
     """
     if not timelines:
         raise InvalidParameter("a comparison needs at least one run")
@@ -46,7 +52,8 @@ def comparison(
     first = next(iter(headers.values()))
     shared = {key: value for key, value in first.items() if all(h.get(key) == value for h in headers.values())}
     keys = dict.fromkeys(key for header in headers.values() for key in header)
-    compared, differences = _compare_answers(timelines)
+    simulated = "simulated" in clocks.values()
+    compared, differences = (0, []) if simulated else _compare_answers(timelines)
     return Comparison(
         schema="minibatcher.comparison",
         schema_version=SCHEMA_VERSION,
@@ -54,7 +61,8 @@ def comparison(
         header=shared,
         differing=[key for key in keys if key not in shared and key != "strategy"],
         strategies={
-            name: summarize(timeline)
+            name: (timeline.summary() if isinstance(timeline, Tally) else summarize(timeline))
+            | ({"utilisation": utilisation[name]} if utilisation else {})
             | ({"goodput": goodput(timeline, **objectives)} if objectives else {})
             | (cost(timeline, price_per_hour) if price_per_hour is not None else {})
             | {
@@ -165,6 +173,10 @@ def _lines(data: dict[str, Any]) -> Lines:
         row("  queue depth, mean", lambda run: run["queue_depth"]["mean"], 2),
         ("  steps", [f"{run['num_steps']:,}" for run in runs]),
     ]
+    if all("utilisation" in run for run in runs):
+        lines.append(("Utilisation of the hardware", []))
+        for key, label in UTILISATION_ROWS.items():
+            lines.append(percent(f"  {label}", lambda run, key=key: run["utilisation"][key]))
     if any(run["num_preemptions"] for run in runs):
         lines.append(("  preemptions", [f"{run['num_preemptions']:,}" for run in runs]))
     lines.append(("Requests served to their end", [f"{_served(run):,}" for run in runs]))
@@ -180,6 +192,12 @@ TITLE_FACTS = {
     "device": "{}",
     "dtype": "{}",
     "seed": "seed {}",
+}
+UTILISATION_ROWS = {
+    "busy_share": "busy (as nvidia-smi shows)",
+    "mfu": "model FLOPs",
+    "bandwidth_utilisation": "memory bandwidth",
+    "useful_slot_share": "useful slots",
 }
 LATENCIES = {
     "queue_ms": "Queue time, ms",
@@ -207,7 +225,7 @@ def _title(data: dict[str, Any]) -> str:
 
 def _notes(data: dict[str, Any]) -> list[str]:
     notes = []
-    if len(data["strategies"]) > 1:
+    if len(data["strategies"]) > 1 and data["clock"] == "measured":
         compared = data["num_answers_compared"]
         if data["answers_identical"]:
             notes.append(f"Answers: all strategies gave identical tokens for each of {compared:,} requests.")

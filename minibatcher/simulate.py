@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from . import __version__
@@ -14,9 +14,11 @@ from .kv import make_kv
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
 from .scheduling import SchedulerConfig, make_scheduler, strategy
+from .tally import Tally
 from .timeline import Timeline
-from .workload import Workload
+from .workload import Workload, WorkloadRequest
 
+DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what large servers run with, vLLM's defaults
 DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")
 
 
@@ -28,6 +30,7 @@ def simulated_engine(
     block_size: int = 16,
     kv_cache_tokens: int | None = None,
     header: dict[str, Any] | None = None,
+    recorder=None,
     **knobs,
 ) -> Engine:
     """An engine without a model: a scheduler, a RooflineRunner and a virtual clock.
@@ -36,10 +39,12 @@ def simulated_engine(
     SchedulerConfig. Raises InvalidParameter if the model does not fit the devices.
     """
     cost.check_fits()
-    config = SchedulerConfig(**knobs)
+    config = SchedulerConfig(**(DEFAULT_KNOBS | knobs))
     tokens = cost.kv_capacity_tokens if kv_cache_tokens is None else kv_cache_tokens
     layout = strategy(strategy_name).kv_layout
     kv = make_kv(layout, tokens, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=block_size)
+    if layout == "slots":
+        config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     facts = {
         "model": cost.model.name,
         "dtype": cost.dtype,
@@ -54,6 +59,7 @@ def simulated_engine(
         VirtualClock(),
         max_model_len=max_model_len,
         header=facts | (header or {}),
+        recorder=recorder,
     )
 
 
@@ -65,16 +71,17 @@ def run_simulation(
     max_model_len: int | None = None,
     seed: int = 0,
     progress: bool = False,
+    keep_timeline: bool = True,
     **options,
-) -> dict[str, Timeline]:
+) -> dict[str, Timeline | Tally]:
     """Serve a workload in virtual time under each strategy; returns name → timeline, as compare.run_comparison does.
 
     Every row must name its output length. max_model_len: None is the workload's longest prompt + output, so that a slot
-    is no larger than it must be. seed is recorded only: the workload holds all that is random. options: those of
-    simulated_engine. After an interrupt the strategies that have not begun are left out.
+    is no larger than it must be. keep_timeline: False keeps running sums (a Tally) in place of every step, for traffic
+    too large to hold; requests are then made as they arrive. seed is recorded only: the workload holds all that is
+    random. options: those of simulated_engine. After an interrupt the strategies not yet begun are left out.
     """
-    requests = to_simulated(workload)
-    longest = max(r.max_total_tokens for r in requests)
+    longest = max(_check_lengths(workload, row) for row in workload)
     if max_model_len is None:
         max_model_len = longest
     if max_model_len > cost.model.max_position_embeddings:
@@ -87,31 +94,38 @@ def run_simulation(
     timelines = {}
     for name in dict.fromkeys(strategies):
         engine = simulated_engine(
-            cost, name, max_model_len=max_model_len, header={"workload": facts, "seed": seed}, **options
+            cost,
+            name,
+            max_model_len=max_model_len,
+            header={"workload": facts, "seed": seed},
+            recorder=None if keep_timeline else Tally(),
+            **options,
         )
-        timelines[name] = engine.run(to_simulated(workload), progress=progress)
+        requests = (to_request(row) for row in workload)
+        if keep_timeline:
+            requests = list(requests)
+        timelines[name] = engine.run(requests, progress=progress, total=len(workload))
         if timelines[name].header.get("interrupted"):
             break
     return timelines
 
 
-def to_simulated(workload: Workload) -> list[Request]:
-    """Requests whose tokens are placeholders. Raises WorkloadError for a row without an output length."""
-    requests = []
-    for row in workload:
-        if row.prompt_tokens is None or row.output_tokens is None:
-            raise WorkloadError(
-                f"request {row.request_id!r} of {workload.name} names no prompt or output length; a simulation needs both"
-            )
-        params = SamplingParams(max_tokens=row.output_tokens, ignore_eos=True)
-        requests.append(
-            Request(
-                row.request_id,
-                range(row.prompt_tokens),
-                params,
-                arrival_time=row.arrival_time,
-                priority=row.priority,
-                tenant=row.tenant,
-            )
+def to_request(row: WorkloadRequest) -> Request:
+    """A request whose tokens are placeholders, forced to the row's output length."""
+    return Request(
+        row.request_id,
+        range(row.prompt_tokens),
+        SamplingParams(max_tokens=row.output_tokens, ignore_eos=True),
+        arrival_time=row.arrival_time,
+        priority=row.priority,
+        tenant=row.tenant,
+    )
+
+
+def _check_lengths(workload: Workload, row: WorkloadRequest) -> int:
+    """Prompt + output tokens. Raises WorkloadError for a row without them."""
+    if row.prompt_tokens is None or row.output_tokens is None:
+        raise WorkloadError(
+            f"request {row.request_id!r} of {workload.name} names no prompt or output length; a simulation needs both"
         )
-    return requests
+    return row.prompt_tokens + row.output_tokens

@@ -21,8 +21,8 @@ GAP_LOW, GAP_RATIO, GAP_BINS = 1e-6, 1.005, 5_500  # from 1 µs to about nine da
 class Tally:
     """A recorder like TimelineRecorder that keeps sums, one number a request and latency, and a histogram of ITL.
 
-    `summary` has the keys of metrics.summarize. Different from there: ITL percentiles are good to half a per cent, a row
-    of one token counts as a decode, and single requests and steps can't be looked at afterwards.
+    `summary` has the keys of metrics.summarize. Different from there: ITL percentiles are good to half a per cent, a
+    row of one token counts as a decode, and single requests and steps can't be looked at afterwards.
     """
 
     def __init__(self) -> None:
@@ -38,6 +38,11 @@ class Tally:
         self._states: Counter[RowState] = Counter()
         self._peaks = {"waiting": 0, "blocks": 0}
         self._first, self._last = float("inf"), 0.0
+
+    @property
+    def requests(self) -> dict[str, Any]:
+        """Empty: single requests are not kept."""
+        return {}
 
     @property
     def timeline(self) -> Tally:

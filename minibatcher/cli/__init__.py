@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import MinibatcherError
-from . import compare, generate, info, labs
+from . import compare, generate, info, labs, simulate
 
-COMMANDS = (generate, compare, info, labs)
+COMMANDS = (generate, compare, simulate, info, labs)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,113 @@
+"""What `compare` and `simulate` share: the workload in, the table and the files out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidParameter
+from ..report import comparison, table
+from ..scheduling import STRATEGIES, strategy
+from ..workload import load_workload, workload_names
+from .options import check_writable, natural_int, positive_int, positive_number, rate, write_json
+
+DEFAULT_WORKLOAD = "azure-conv"
+DEFAULT_STRATEGIES = ["static", "dynamic", "continuous", "chunked"]
+
+
+def add_workload_options(parser: argparse.ArgumentParser, default_num_requests: int, default_rate: str) -> None:
+    what = parser.add_argument_group("workload")
+    what.add_argument(
+        "--workload",
+        default=DEFAULT_WORKLOAD,
+        help=f"a name ({', '.join(workload_names())}) or a file: Azure CSV, Mooncake JSONL, ShareGPT JSON, or JSONL "
+        f"with prompt_tokens/prompt, output_tokens, arrival_time (default: {DEFAULT_WORKLOAD})",
+    )
+    what.add_argument(
+        "--num-requests", type=positive_int, help=f"how many (default: {default_num_requests}, or all of a file)"
+    )
+    what.add_argument(
+        "--request-rate", type=rate, help=f"requests per second, or inf for all at once (default: {default_rate})"
+    )
+    what.add_argument("--seed", type=natural_int, default=0, help="everything random starts from it (default: 0)")
+    what.add_argument(
+        "--strategies",
+        nargs="+",
+        default=DEFAULT_STRATEGIES,
+        metavar="NAME",
+        help=f"any of {', '.join(STRATEGIES)} (default: all but solo)",
+    )
+    judge = parser.add_argument_group("objectives and price")
+    judge.add_argument(
+        "--slo-ttft-ms", type=positive_number, help="count as goodput only requests with at most this TTFT"
+    )
+    judge.add_argument("--slo-tpot-ms", type=positive_number, help="and with at most this TPOT")
+    judge.add_argument(
+        "--price-per-hour", type=positive_number, help="of the machine, in any currency: adds what a token costs"
+    )
+
+
+def add_result_options(parser: argparse.ArgumentParser) -> None:
+    out = parser.add_argument_group("results")
+    out.add_argument(
+        "--json", metavar="FILE", help="write all numbers, and each request's outcome, as JSON (- for stdout)"
+    )
+    out.add_argument("--timeline", metavar="DIR", help="write each run's timeline, step by step, as DIR/STRATEGY.json")
+    out.add_argument("--plot", metavar="FILE.png", help="draw who sat in which slot, doing what")
+    out.add_argument("--explain", action="store_true", help="print what every number means below the table")
+    out.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def check_results(args: argparse.Namespace) -> list[str]:
+    """The strategies asked for; raises before anything runs if one is unknown or a result has nowhere to go."""
+    names = [name for given in args.strategies for name in given.split(",") if name]
+    for name in names:
+        strategy(name)
+    for path in (args.json, args.plot):
+        check_writable(path)
+    if args.plot and Path(args.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise InvalidParameter(f"--plot writes .png, .svg or .pdf, not {args.plot!r}")
+    return names
+
+
+def read_workload(args: argparse.Namespace, default_num_requests: int, default_rate: float | None, count_tokens=None):
+    """The workload that the options name. default_rate: for named workloads; None keeps a profile's own arrivals."""
+    is_file = Path(args.workload).exists()
+    request_rate = args.request_rate
+    if request_rate is None and not is_file:
+        request_rate = default_rate
+    count = args.num_requests or (None if is_file else default_num_requests)
+    return load_workload(
+        args.workload, num_requests=count, seed=args.seed, request_rate=request_rate, count_tokens=count_tokens
+    )
+
+
+def give_results(args: argparse.Namespace, timelines: dict[str, Any], utilisation: dict | None = None) -> int:
+    """Print the table and write what was asked for. Returns the exit code."""
+    objectives = {name: getattr(args, f"slo_{name}") for name in ("ttft_ms", "tpot_ms")}
+    objectives = {name: limit for name, limit in objectives.items() if limit is not None}
+    result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour, utilisation=utilisation)
+    print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
+    if args.json:
+        write_json(result, args.json)
+    if args.timeline:
+        _write_timelines(timelines, args.timeline)
+    if args.plot:
+        from ..viz.plots import plot_comparison
+
+        plot_comparison(timelines).savefig(args.plot)
+    if any(timeline.header.get("interrupted") for timeline in timelines.values()):
+        print("interrupted: the numbers are those of what was done so far", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _write_timelines(timelines: dict[str, Any], folder: str) -> None:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, timeline in timelines.items():
+            timeline.save(Path(folder) / f"{name}.json")
+    except OSError as error:
+        raise InvalidParameter(f"can't write timelines to {folder}: {error.strerror}") from error
