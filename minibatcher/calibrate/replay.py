@@ -1,0 +1,192 @@
+"""A measured run again, in virtual time: the same requests through the same kind of scheduler on a cost model."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..kv import BlockKV, SlotKV
+from ..request import Request, SamplingParams
+from ..runners.roofline import CostModel, RooflineRunner
+from ..scheduling import ChunkedScheduler, Scheduler, SchedulerConfig, StepPlan, make_scheduler, strategy
+from .runs import MeasuredRun
+
+
+class ReusableBlocks(BlockKV):
+    """A pool whose freed blocks keep their content until they are needed, the longest unused first.
+
+    So a preempted request that comes back soon finds the head of its tokens still there. As in vLLM's block pool
+    (vllm/v1/core/block_pool.py): a request's last block is given away before its first.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._free = OrderedDict.fromkeys(range(num_blocks))
+        self._owner: dict[int, str] = {}  # whose tokens a block holds
+        self._full: dict[str, int] = {}
+        self._left: dict[str, list[int]] = {}  # full blocks of requests that were preempted, in order of position
+
+    def allocate(self, request_id: str, num_tokens: int) -> bool:
+        missing = self.missing_blocks(request_id, num_tokens)
+        if missing > len(self._free):
+            return False
+        table = self._tables.setdefault(request_id, [])
+        for _ in range(missing):
+            block, _ = self._free.popitem(last=False)
+            self._owner[block] = request_id
+            table.append(block)
+        return True
+
+    def keep(self, request_id: str, num_tokens: int) -> None:
+        """When this request's blocks are freed, remember those that are full of its first `num_tokens` tokens."""
+        self._full[request_id] = num_tokens // self.block_size
+
+    def free(self, request_id: str) -> None:
+        blocks, full = self._tables.pop(request_id, []), self._full.pop(request_id, 0)
+        self._left[request_id] = blocks[:full]
+        for block in reversed(blocks):
+            self._free[block] = None
+
+    def find(self, request_id: str, num_tokens: int) -> int:
+        """How many of its first `num_tokens` tokens are still there, in whole blocks."""
+        found = 0
+        for block in self._left.get(request_id, ())[: num_tokens // self.block_size]:
+            if block not in self._free or self._owner[block] != request_id:
+                break
+            found += 1
+        return found * self.block_size
+
+    def take_back(self, request_id: str, num_tokens: int) -> None:
+        """Give the request what `find` found."""
+        blocks = self._left.pop(request_id)[: num_tokens // self.block_size]
+        for block in blocks:
+            del self._free[block]
+        self._tables[request_id] = blocks
+
+
+class VllmScheduler(ChunkedScheduler):
+    """Chunked prefill with three habits of vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, version 0.19).
+
+    whole_prompt_must_fit (`scheduler_reserve_full_isl`): a request is let in only if all its tokens would fit, though it
+    gets blocks for its first chunk only. async_scheduling: a step is planned while the one before it runs, so it knows
+    nothing of what arrived or ended since that one began. reuses_blocks (`enable_prefix_caching`): a request that was
+    preempted computes only what is no longer in the pool. Prefixes shared between requests are not known here.
+    """
+
+    def __init__(self, kv: BlockKV, config: SchedulerConfig, run: MeasuredRun) -> None:
+        super().__init__(kv, config)
+        self._must_fit, self._ahead, self._reuse = run.whole_prompt_must_fit, run.async_scheduling, run.reuses_blocks
+        self._arrived: deque[Request] = deque()
+        self._ended: list[Request] = []
+        self._previous_start = 0.0
+
+    def add(self, request: Request) -> None:
+        (self._arrived if self._ahead else self.waiting).append(request)
+
+    def has_work(self) -> bool:
+        return bool(self._arrived) or super().has_work()
+
+    def schedule(self, now: float) -> StepPlan:
+        idle = not self.running
+        if idle:
+            self._release()
+        while self._arrived and (idle or self._arrived[0].arrival_time <= self._previous_start):
+            self.waiting.append(self._arrived.popleft())
+        self._previous_start = now
+        return super().schedule(now)
+
+    def update(self, ended: Sequence[Request]) -> None:
+        if not self._ahead:
+            super().update(ended)
+            return
+        self._release()
+        self._ended = list(ended)
+        for request in ended:
+            self.running.remove(request)
+
+    def _release(self) -> None:
+        for request in self._ended:
+            self.kv.free(request.request_id)
+            heapq.heappush(self._free_slots, request.slot)
+            request.slot = None
+        self._ended = []
+
+    def _preempt(self, request: Request, plan: StepPlan) -> None:
+        if self._reuse:
+            self.kv.keep(request.request_id, request.num_computed_tokens)
+        super()._preempt(request, plan)
+
+    def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
+        while self.waiting and budget and self._free_slots and not plan.preempted:
+            head = self.waiting[0]
+            name = head.request_id
+            if self._must_fit and self.kv.blocks_for(head.num_tokens) > self.kv.num_free_blocks:
+                break
+            found = self.kv.find(name, head.num_tokens - 1) if self._reuse else 0
+            if found:
+                self.kv.take_back(name, found)
+            num_tokens = min(head.num_tokens - found, budget)
+            if not self._admit_head(plan, found + num_tokens):
+                if found:
+                    self.kv.keep(name, found)
+                    self.kv.free(name)
+                break
+            head.num_computed_tokens = found
+            plan.num_tokens[head] = num_tokens
+            budget -= num_tokens
+        return budget
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a replay predicts for one request, in seconds from the first arrival; None for what lies beyond its end."""
+
+    first_token_time: float | None
+    last_token_time: float | None
+
+
+def scheduler_of(run: MeasuredRun) -> Scheduler:
+    """The scheduler that the run had, on a pool of the run's size."""
+    if run.engine == "vllm":
+        pool = (ReusableBlocks if run.reuses_blocks else BlockKV)(run.num_blocks, run.block_size)
+        return VllmScheduler(pool, run.config, run)
+    pool = (SlotKV if strategy(run.strategy).kv_layout == "slots" else BlockKV)(run.num_blocks, run.block_size)
+    return make_scheduler(run.strategy, pool, run.config)
+
+
+def replay(run: MeasuredRun, cost: CostModel, until: float = math.inf) -> dict[str, Outcome]:
+    """Serve the run's requests in virtual time, up to the moment `until` (seconds from the first arrival)."""
+    scheduler, runner = scheduler_of(run), RooflineRunner(cost)
+    requests = [
+        Request(r.request_id, range(r.prompt_tokens), _exactly(r.output_tokens), arrival_time=r.arrival_time)
+        for r in run.requests
+    ]
+    pending, now = deque(requests), 0.0
+    while now < until and (pending or scheduler.has_work()):
+        while pending and pending[0].arrival_time <= now:
+            scheduler.add(pending.popleft())
+        plan = scheduler.schedule(now)
+        if not plan.num_tokens:
+            moments = [t for t in (plan.wake_at, pending[0].arrival_time if pending else None) if t is not None]
+            if not moments:
+                break  # a request that this pool can never hold
+            now = max(now, min(moments))
+            continue
+        result = runner.run(plan)
+        now += result.seconds
+        for request, num_tokens in plan.num_tokens.items():
+            request.num_computed_tokens += num_tokens
+        for request, token_id in result.token_ids.items():
+            request.append(token_id, now)
+        scheduler.update([request for request in result.token_ids if request.finished])
+    return {
+        r.request_id: Outcome(r.token_times[0] if r.token_times else None, r.token_times[-1] if r.finished else None)
+        for r in requests
+    }
+
+
+def _exactly(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
