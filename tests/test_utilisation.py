@@ -10,9 +10,10 @@ from minibatcher.clock import VirtualClock
 from minibatcher.engine import Engine
 from minibatcher.hardware import device, model_spec
 from minibatcher.kv import make_kv
+from minibatcher.request import Request, SamplingParams
 from minibatcher.runners.roofline import CostModel, RooflineRunner, step_work
 from minibatcher.scheduling import SchedulerConfig, make_scheduler, strategy
-from minibatcher.simulate import run_simulation, to_simulated
+from minibatcher.simulate import run_simulation
 from minibatcher.utilisation import UTILISATIONS, model_flops, utilisation, work_of
 from minibatcher.workload import Workload, WorkloadRequest, uniform
 
@@ -39,7 +40,13 @@ def spied_run(name, kv_tokens):
     kv = make_kv(strategy(name).kv_layout, kv_tokens, max_num_seqs=6, max_model_len=130, block_size=16)
     runner = Spy(COST)
     engine = Engine(make_scheduler(name, kv, config), runner, VirtualClock(), max_model_len=130)
-    return engine.run(to_simulated(workload)), runner.works
+    requests = [
+        Request(
+            row.request_id, range(row.prompt_tokens), SamplingParams(max_tokens=row.output_tokens), row.arrival_time
+        )
+        for row in workload
+    ]
+    return engine.run(requests), runner.works
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
