@@ -81,7 +81,7 @@ def work_of(step: StepRecord, requests: Mapping[str, RequestRecord]) -> StepWork
         # A prompt's last chunk is sampled. After a preemption what was generated is part of that prompt, so the record
         # can't say which chunk is the last: all that reach beyond the prompt count.
         num_sampled += row.state is RowState.DECODE or row.context >= requests[row.request_id].num_prompt_tokens
-    return StepWork(num_tokens, num_sampled, num_rows, kv_tokens, decode_pairs, prefill_pairs)
+    return StepWork(num_tokens, num_sampled, num_rows, kv_tokens, decode_pairs, prefill_pairs, num_rows)
 
 
 def model_flops(timeline: Timeline, cost: CostModel) -> float:

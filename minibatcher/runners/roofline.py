@@ -23,7 +23,8 @@ class Efficiency:
     tokens. tile_tokens: matrix products compute whole tiles of so many rows (128 in cuBLAS's usual kernels), so that
     257 tokens cost what 384 do; 1 where rows are not rounded up. attention_bandwidth, attention_compute: shares
     reached in reading the KV cache and in attention's products. step_s: fixed seconds a step (launches, scheduler,
-    sampling). request_s, token_s: further seconds for each request in the step and each token.
+    sampling). request_s, token_s: further seconds for each request in the step and each token. attention_call_s: the
+    same for each call of attention, 0 on GPUs, where one kernel serves all requests and step_s has its launch.
     """
 
     bandwidth: float = 0.8
@@ -34,6 +35,7 @@ class Efficiency:
     step_s: float = 0.003
     request_s: float = 10e-6
     token_s: float = 0.0
+    attention_call_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,7 +58,8 @@ class StepWork:
 
     num_tokens: tokens through the linear layers, padding included; num_sampled: rows of logits; num_requests: rows.
     kv_tokens_read: cached tokens that attention reads; decode_pairs, prefill_pairs: (query, key) pairs of rows with one
-    token and of wider rows.
+    token and of wider rows. num_attention_calls: calls a layer where each needs a call of its own, as on a CPU: one for
+    each request of a ragged step, one for a whole padded step.
     """
 
     num_tokens: int
@@ -65,6 +68,7 @@ class StepWork:
     kv_tokens_read: int
     decode_pairs: float
     prefill_pairs: float
+    num_attention_calls: int = 1
 
 
 def step_work(plan: StepPlan, num_sampled: int) -> StepWork:
@@ -89,7 +93,9 @@ def step_work(plan: StepPlan, num_sampled: int) -> StepWork:
     ones = list(plan.num_tokens.values()).count(1)
     decode_pairs = one_token_past + ones
     num_tokens += ones
-    return StepWork(num_tokens, num_sampled, rows, past + one_token_past + num_tokens, decode_pairs, prefill_pairs)
+    return StepWork(
+        num_tokens, num_sampled, rows, past + one_token_past + num_tokens, decode_pairs, prefill_pairs, rows
+    )
 
 
 TERMS = ("linear", "attention", "all_reduce", "overhead")
@@ -141,7 +147,10 @@ class CostModel:
             "linear": linear,
             "attention": attention,
             "all_reduce": self._all_reduce(work.num_tokens),
-            "overhead": e.step_s + e.request_s * work.num_requests + e.token_s * work.num_tokens,
+            "overhead": e.step_s
+            + e.request_s * work.num_requests
+            + e.token_s * work.num_tokens
+            + e.attention_call_s * work.num_attention_calls,
         }
         return {name: 0.0 if name in self.switched_off else value for name, value in terms.items()}
 
