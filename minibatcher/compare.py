@@ -9,7 +9,7 @@ from .build import EngineOptions, build_engine, resolve_device
 from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
-from .request import SamplingParams
+from .request import Request, SamplingParams
 from .timeline import Timeline
 from .workload import Workload
 
@@ -38,31 +38,40 @@ def run_comparison(
         device = resolve_device(options.get("device", defaults.device))
         model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
     engines = {name: build_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
+    todo = {name: _requests(workload, model, params, seed) for name in engines}
+    for name, engine in engines.items():  # all before the first run: a refusal must not cost what has been served
+        for request in todo[name]:
+            engine.check(request)
     timelines = {}
     for name, engine in engines.items():
-        requests = to_requests(
-            workload,
-            vocab_size=model.config.vocab_size,
-            tokenizer=model.tokenizer,
-            special=_special_ids(model),
-            params=params,
-            seed=seed,
-        )
-        for request in requests:
-            engine.check(request)
-        _warm_up(engine, model)
-        timeline = engine.run(requests, progress=progress)
+        try:
+            _warm_up(engine, model)
+        except KeyboardInterrupt:
+            break
+        timelines[name] = timeline = engine.run(todo[name], progress=progress)
         timeline.header["workload"] = {
             "name": workload.name,
             "source": workload.source,
             "notes": list(workload.notes),
             "num_requests": len(workload),
         }
-        timeline.header["sampling"] = asdict(params)
-        timelines[name] = timeline
+        timeline.header["sampling"] = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(params).items()
+        }
         if timeline.header.get("interrupted"):
             break
     return timelines
+
+
+def _requests(workload: Workload, model: LoadedModel, params: SamplingParams, seed: int) -> list[Request]:
+    return to_requests(
+        workload,
+        vocab_size=model.config.vocab_size,
+        tokenizer=model.tokenizer,
+        special=_special_ids(model),
+        params=params,
+        seed=seed,
+    )
 
 
 def _special_ids(model: LoadedModel) -> tuple[int, ...]:

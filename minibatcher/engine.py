@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from operator import index
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
 from .clock import WallClock
-from .errors import InvalidParameter, RequestRefused
+from .errors import InvalidParameter, PlanError, RequestRefused
+from .interrupt import Interrupts
 from .recorder import TimelineRecorder
 from .request import FinishReason, Request, SamplingParams
 from .runners.base import Runner
-from .scheduling.base import Scheduler, StepPlan
+from .scheduling.base import Scheduler, StepPlan, check_plan
 from .timeline import Timeline
+
+SHORTEST_WAIT_S = 1e-4  # so that a time to wake at that has passed does not spin
 
 
 class Output(NamedTuple):
@@ -40,6 +44,7 @@ class Engine:
 
     tokenizer: needed for text prompts, text output and stop strings; without it the engine deals in token ids.
     header: provenance for the timeline. recorder: what keeps the record (a TimelineRecorder unless told otherwise).
+    check_plans: hold every plan against the scheduler's contract; a large simulation can do without.
     `Engine.from_model` builds all of it from a model's name and a strategy's.
     """
 
@@ -55,12 +60,14 @@ class Engine:
         vocab_size: int | None = None,
         header: dict[str, Any] | None = None,
         recorder=None,
+        check_plans: bool = True,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock or WallClock()
         self.tokenizer, self.eos_token_ids = tokenizer, frozenset(eos_token_ids)
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self._header = header or {}
         self.recorder = recorder or TimelineRecorder()
+        self._check_plans = check_plans
         self._ids = itertools.count()
         self._wake_at: float | None = None
         self.reset()
@@ -101,16 +108,15 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
-        arrival_time: float | None = None,
         priority: int = 0,
         tenant: str = "default",
     ) -> Request:
-        """Submit a prompt (text, or token ids). Raises RequestRefused if it can never be served."""
+        """Submit a prompt (text, or token ids), which arrives now. Raises RequestRefused if it can never be served."""
         request = Request(
-            request_id if request_id is not None else f"request-{next(self._ids)}",
+            request_id if request_id is not None else self._new_id(),
             self.encode(prompt),
             params or SamplingParams(),
-            arrival_time=self.clock.now() if arrival_time is None else arrival_time,
+            arrival_time=self.clock.now(),
             priority=priority,
             tenant=tenant,
         )
@@ -120,26 +126,27 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Put a request in the queue. Raises RequestRefused or InvalidParameter, and then nothing has changed."""
         self.check(request)
+        self.recorder.opened(request)
         self.requests[request.request_id] = request
         if self.tokenizer is not None:
             params = request.params
             self._detokenizers[request] = self.tokenizer.detokenizer(params.stop, params.min_tokens)
-        self.recorder.opened(request)
         self.scheduler.add(request)
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the request could never be served, InvalidParameter if it makes no sense."""
-        name, prompt = request.request_id, request.num_prompt_tokens
+        name, prompt, params = request.request_id, request.num_prompt_tokens, request.params
         if name in self.requests or self.recorder.knows(name):
             raise InvalidParameter(f"there is a request {name!r} already; request ids must be unique")
-        if request.params.stop and self.tokenizer is None:
+        if not request.is_fresh:
+            raise InvalidParameter(f"request {name!r} has been served before; make a new Request of its prompt")
+        if params.stop and self.tokenizer is None:
             raise InvalidParameter("stop strings need a tokenizer, and this model has none; use stop_token_ids")
-        ids = request.prompt_token_ids
-        if self.vocab_size is not None and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise InvalidParameter(
-                f"request {name!r} has token ids from {min(ids)} to {max(ids)}; "
-                f"this model knows 0 to {self.vocab_size - 1}"
-            )
+        if self.vocab_size is not None:
+            self._check_ids(f"request {name!r}", request.prompt_token_ids)
+            self._check_ids(f"stop_token_ids of request {name!r}", params.stop_token_ids)
+            if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) >= self.vocab_size:
+                raise InvalidParameter(f"request {name!r} bans every token until min_tokens; name fewer stop_token_ids")
         if prompt >= self.max_model_len:
             raise RequestRefused(
                 f"the prompt of request {name!r} leaves no room in the context",
@@ -166,6 +173,13 @@ class Engine:
                 hint="lower max_tokens, shorten the prompt or raise kv_cache_tokens",
             )
 
+    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
+        for token_id in ids:
+            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
+                raise InvalidParameter(
+                    f"{what}: {token_id!r} is no token id; this model knows 0 to {self.vocab_size - 1}"
+                )
+
     def abort(self, request_id: str) -> bool:
         """End a request now, waiting or running. False if it has ended already or never was."""
         request = self.requests.get(request_id)
@@ -175,6 +189,15 @@ class Engine:
         self.scheduler.abort(request)
         self._close(request)
         return True
+
+    def abort_all(self) -> None:
+        """End every request that is left and start from a clean slate, whatever state an interrupt has left."""
+        now = self.clock.now()
+        for request in list(self.requests.values()):
+            if not request.finished:
+                request.finish(FinishReason.ABORT, now)
+            self._close(request)
+        self.scheduler.clear()
 
     def step(self) -> list[Output]:
         """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens."""
@@ -187,15 +210,23 @@ class Engine:
         ]
 
     def _step(self) -> _Done | None:
-        plan = self.scheduler.schedule(self.clock.now())
+        start = self.clock.now()
+        plan = self.scheduler.schedule(start)
         self._wake_at = plan.wake_at
         if not plan.num_tokens:
             return None
-        start = self.clock.now()
-        result = self.runner.run(plan)
+        if self._check_plans:
+            check_plan(plan, self.scheduler)
+        try:
+            result = self.runner.run(plan)
+        except Exception:
+            for request in plan.num_tokens:  # nothing is known of their KV; the others can go on
+                self.abort(request.request_id)
+            raise
         self.clock.advance(result.seconds)
-        ended, texts = self._apply(plan, result.token_ids, start)
-        self.recorder.stepped(plan, result.token_ids, ended, self.scheduler, start, self.clock.now())
+        now = self.clock.now()
+        ended, texts = self._apply(plan, result.token_ids, start, now)
+        self.recorder.stepped(plan, result.token_ids, ended, self.scheduler, start, now)
         for request in ended:
             self._close(request)
         self.scheduler.update(ended)
@@ -215,19 +246,23 @@ class Engine:
             total = len(requests)
         arrivals = iter(requests)
         following = next(arrivals, None)
+        interrupts = Interrupts()
         bar = tqdm(total=total, desc=self.scheduler.name, unit="request", disable=not progress, leave=False)
         try:
-            while following is not None or self.scheduler.has_work():
-                while following is not None and following.arrival_time <= self.clock.now():
-                    self.submit(following)
-                    following = next(arrivals, None)
-                done = self._step_or_wait(following.arrival_time if following else None)
-                if done and done.ended:
-                    bar.update(len(done.ended))
+            with interrupts.held():
+                while following is not None or self.scheduler.has_work():
+                    while following is not None and following.arrival_time <= self.clock.now():
+                        self.submit(following)
+                        following = next(arrivals, None)
+                    done = self._step()
+                    with interrupts.open():
+                        if done is None:
+                            self._wait(following.arrival_time if following else None)
+                        elif done.ended:
+                            bar.update(len(done.ended))
         except KeyboardInterrupt:
             self.timeline.header["interrupted"] = True
-            for name in list(self.requests):
-                self.abort(name)
+            self.abort_all()
         finally:
             bar.close()
         return self.timeline
@@ -241,38 +276,48 @@ class Engine:
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options) -> Iterator[str]:
         """Submit a prompt and yield its text piece by piece. Closing the generator early aborts the request."""
         request = self.add(prompt, params, **options)
+        shown = 0
         try:
-            while not request.finished:
-                done = self._step_or_wait()
-                if done and request in done.texts:
-                    yield done.texts[request]
+            while True:
+                text = request.output_text[shown:]  # another stream on this engine may have driven the steps
+                shown += len(text)
+                if text:
+                    yield text
+                elif request.finished:
+                    break
+                elif self._step() is None:
+                    self._wait()
         finally:
             self.abort(request.request_id)
 
-    def _step_or_wait(self, next_arrival: float | None = None) -> _Done | None:
-        """One step; or, where nothing can run, sleep until the scheduler or the next arrival wants attention."""
-        done = self._step()
-        if done is None:
-            moments = [moment for moment in (self._wake_at, next_arrival) if moment is not None]
-            if not moments:
-                raise RuntimeError(
-                    f"the scheduler {self.scheduler.name!r} has {len(self.scheduler.waiting)} waiting and "
-                    f"{len(self.scheduler.running)} running requests, but plans nothing and names no time to wake at"
-                )
-            self.clock.sleep_until(min(moments))
-        return done
+    def _wait(self, next_arrival: float | None = None) -> None:
+        """Nothing could run: sleep until the scheduler or the next arrival wants attention."""
+        moments = [moment for moment in (self._wake_at, next_arrival) if moment is not None]
+        if not moments:
+            raise PlanError(
+                f"the scheduler {self.scheduler.name!r} has {len(self.scheduler.waiting)} waiting and "
+                f"{len(self.scheduler.running)} running requests, but plans nothing and names no time to wake at"
+            )
+        self.clock.sleep_until(max(min(moments), self.clock.now() + SHORTEST_WAIT_S))
 
     def encode(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        """Token ids of a text prompt; token ids pass through."""
-        if not isinstance(prompt, str):
+        """Token ids of a text prompt. Token ids pass through, as ints; of arrays and tensors too."""
+        if isinstance(prompt, range):
             return prompt
+        if not isinstance(prompt, str):
+            try:
+                return [index(token_id) for token_id in prompt]
+            except TypeError:
+                raise InvalidParameter("a prompt is a text or a sequence of whole numbers, its token ids") from None
         if self.tokenizer is None:
             raise InvalidParameter("a text prompt needs a tokenizer, and this model has none; give token ids")
         return self.tokenizer.encode(prompt, add_special_tokens=True)
 
-    def _apply(self, plan: StepPlan, sampled: dict[Request, int], start: float) -> tuple[list[Request], dict]:
+    def _apply(
+        self, plan: StepPlan, sampled: dict[Request, int], start: float, now: float
+    ) -> tuple[list[Request], dict[Request, str]]:
         """Move each request on by what was computed for it; returns those that ended, and the new text of each."""
-        now, eos, detokenizers = self.clock.now(), self.eos_token_ids, self._detokenizers
+        eos, detokenizers = self.eos_token_ids, self._detokenizers
         for request, num_tokens in plan.num_tokens.items():
             request.num_computed_tokens += num_tokens
         for request in plan.admitted:
@@ -290,3 +335,9 @@ class Engine:
         del self.requests[request.request_id]
         self._detokenizers.pop(request, None)
         self.recorder.closed(request)
+
+    def _new_id(self) -> str:
+        while True:
+            name = f"request-{next(self._ids)}"
+            if name not in self.requests and not self.recorder.knows(name):
+                return name

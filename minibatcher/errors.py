@@ -35,6 +35,10 @@ class MissingDependency(MinibatcherError, ImportError):
     """An optional package is not installed; the sentence says which and how to get it."""
 
 
+class PlanError(MinibatcherError):
+    """A scheduler broke its contract: the sentence says what it planned, and what it may plan."""
+
+
 class RequestRefused(MinibatcherError):
     """A request that could never be served, refused when it is submitted.
 

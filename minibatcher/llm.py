@@ -44,7 +44,7 @@ class LLM:
 
         params: one SamplingParams for all, or one each.
         """
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and _is_token_id(prompts[0])):
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -61,3 +61,8 @@ class LLM:
             Completion(r.request_id, r.output_text, r.output_token_ids, r.num_prompt_tokens, r.finish_reason)
             for r in requests
         ]
+
+
+def _is_token_id(value: object) -> bool:
+    """An int, or a number of an array or a tensor; not a list of them."""
+    return hasattr(value, "__index__") and getattr(value, "ndim", 0) == 0

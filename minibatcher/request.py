@@ -9,6 +9,8 @@ from enum import Enum
 
 from .errors import InvalidParameter
 
+LARGEST = 2**31 - 1
+
 
 class FinishReason(str, Enum):
     """Why a request ended. The values are those of OpenAI-compatible servers."""
@@ -48,13 +50,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         for name, low in (("max_tokens", 1), ("min_tokens", 0), ("top_k", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise InvalidParameter(f"{name} must be a whole number of at least {low}, not {value!r}")
+            if type(value) is not int or not low <= value <= LARGEST:
+                raise InvalidParameter(f"{name} must be a whole number from {low} to {LARGEST:,}, not {value!r}")
         if self.min_tokens > self.max_tokens:
             raise InvalidParameter(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         if not _is_number(self.temperature) or self.temperature < 0:
@@ -63,6 +65,9 @@ class SamplingParams:
             raise InvalidParameter(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
+        for token_id in self.stop_token_ids:
+            if type(token_id) is not int or token_id < 0:
+                raise InvalidParameter(f"stop_token_ids must hold token ids, not {token_id!r}")
         if not all(isinstance(text, str) and text for text in stop):
             raise InvalidParameter(f"stop must hold non-empty strings, not {stop!r}")
 
@@ -167,6 +172,11 @@ class Request:
         if token_id in params.stop_token_ids or (token_id in eos_token_ids and not params.ignore_eos):
             return self.num_output_tokens >= params.min_tokens
         return False
+
+    @property
+    def is_fresh(self) -> bool:
+        """Nothing has been done for it yet."""
+        return self.status is Status.WAITING and self.num_tokens == self.num_prompt_tokens and not self.num_preemptions
 
     def finish(self, reason: FinishReason, now: float) -> None:
         """End it. A request ends exactly once: a second end is a bug in the caller."""

@@ -60,6 +60,7 @@ def simulated_engine(
         max_model_len=max_model_len,
         header=facts | (header or {}),
         recorder=recorder,
+        check_plans=recorder is None,
     )
 
 

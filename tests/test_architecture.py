@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 LAYERS = [
     {"errors"},
     {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
-    {"kv"},
+    {"kv", "interrupt"},
     {"scheduling"},
     {"attention", "model"},
     {"runners", "provenance", "measure"},

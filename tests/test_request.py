@@ -11,7 +11,7 @@ from minibatcher.request import FinishReason, Request, SamplingParams, Status
 @pytest.mark.parametrize(
     "bad, message",
     [
-        ({"max_tokens": 0}, "max_tokens must be a whole number of at least 1, not 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to 2,147,483,647, not 0"),
         ({"max_tokens": -5}, "not -5"),
         ({"max_tokens": 2.5}, "not 2.5"),
         ({"max_tokens": True}, "not True"),
@@ -20,6 +20,10 @@ from minibatcher.request import FinishReason, Request, SamplingParams, Status
         ({"temperature": float("nan")}, "temperature must be 0"),
         ({"temperature": float("inf")}, "temperature must be 0"),
         ({"top_k": -1}, "top_k"),
+        ({"top_k": 10**30}, "top_k"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids must hold token ids, not -1"),
+        ({"stop_token_ids": ("a",)}, "stop_token_ids must hold token ids, not 'a'"),
+        ({"stop_token_ids": (1.5,)}, "stop_token_ids must hold token ids, not 1.5"),
         ({"top_p": 0.0}, "top_p must be above 0"),
         ({"top_p": 1.01}, "top_p"),
         ({"seed": -1}, "seed"),

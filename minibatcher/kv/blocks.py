@@ -55,6 +55,11 @@ class BlockKV:
         """Give all blocks of this request back. A request without blocks is no error: it may never have started."""
         self._free.extend(reversed(self._tables.pop(request_id, ())))
 
+    def clear(self) -> None:
+        """Give everything back at once, whatever state an interrupt has left."""
+        self._tables.clear()
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+
     def table(self, request_id: str) -> list[int]:
         """The block table: pool indices in order of position. The caller must not change it."""
         return self._tables.get(request_id, [])

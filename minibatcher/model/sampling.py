@@ -27,9 +27,9 @@ def sample(
     Returns int64 [N] on the device of the logits, without waiting for it.
     """
     if banned is not None and any(banned):
-        rows = [row for row, tokens in enumerate(banned) for _ in tokens]
+        places = [row for row, tokens in enumerate(banned) for _ in tokens]
         logits = logits.clone()
-        ban(logits, rows, [token for tokens in banned for token in tokens])
+        ban(logits, places, [token for tokens in banned for token in tokens])
     greedy = logits.argmax(dim=-1)  # the first, so the lowest id, of equal ones
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
     if not sampled:
@@ -37,7 +37,9 @@ def sample(
     index = torch.tensor(sampled, device=logits.device)
     chosen = [params[row] for row in sampled]
     temperature = torch.tensor([p.temperature for p in chosen], dtype=torch.float32, device=logits.device)
-    scaled = logits[index] / temperature[:, None]
+    rows = logits[index]
+    # The largest logit becomes 0 and stays it however small the temperature, so nothing overflows.
+    scaled = (rows - rows.amax(dim=-1, keepdim=True)) / temperature.clamp(min=1e-20)[:, None]
     if any(p.top_k or p.top_p < 1 for p in chosen):
         scaled = keep_top(scaled, chosen)
     u = uniforms.to(logits.device)[index]
@@ -51,7 +53,7 @@ def keep_top(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Of equally probable tokens the lowest ids are kept. Source of top-p: Holtzman et al., 2019, section 3.1.
     """
     device, vocab_size = logits.device, logits.shape[-1]
-    top_k = torch.tensor([p.top_k or vocab_size for p in params], device=device)[:, None]
+    top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=device)[:, None]
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ordered = ordered.masked_fill(torch.arange(vocab_size, device=device) >= top_k, -torch.inf)

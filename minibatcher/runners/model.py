@@ -50,12 +50,16 @@ class ModelRunner:
         logits = self.model.logits(hidden)
         params = [r.params for r in requests]
         numbers = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
-        banned = [
-            (*self._eos, *p.stop_token_ids) if r.num_output_tokens < p.min_tokens else ()
-            for r, p in zip(requests, params)
-        ]
+        banned = [self._banned(request) for request in requests]
         uniforms = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         return dict(zip(requests, sample(logits, params, uniforms, banned).tolist()))
+
+    def _banned(self, request: Request) -> tuple[int, ...]:
+        """What must not come yet: whatever would end the request before its min_tokens."""
+        params = request.params
+        if request.num_output_tokens >= params.min_tokens:
+            return ()
+        return params.stop_token_ids if params.ignore_eos else (*self._eos, *params.stop_token_ids)
 
     def _uniform(self, request: Request) -> float:
         seed = request.params.seed

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, PlanError
 from ..kv.blocks import BlockKV
 from ..request import Request, Status
 
@@ -125,6 +125,15 @@ class Scheduler(ABC):
         for request in ended:
             self._leave(request)
 
+    def clear(self) -> None:
+        """Forget everybody, whatever state an interrupt has left."""
+        for request in (*self.waiting, *self.running):
+            request.slot = None
+        self.waiting.clear()
+        self.running.clear()
+        self.kv.clear()
+        self._free_slots = list(range(self.config.max_num_seqs))
+
     def abort(self, request: Request) -> None:
         """Forget a request that the engine has just ended, wherever it is."""
         if request.slot is not None:
@@ -132,9 +141,8 @@ class Scheduler(ABC):
         else:
             self.waiting.remove(request)
 
-    def _admit_head(self, plan: StepPlan, num_tokens: int) -> bool:
-        """Let the head of the queue in if a slot and KV for `num_tokens` tokens are free; else note why not."""
-        request = self.waiting[0]
+    def _admit(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Let a waiting request in if a slot and KV for `num_tokens` tokens are free; else note why not."""
         if not self._free_slots:
             plan.wait = Wait(request.request_id, WaitReason.SLOTS)
             return False
@@ -142,13 +150,11 @@ class Scheduler(ABC):
             need = self.kv.missing_blocks(request.request_id, num_tokens)
             plan.wait = Wait(request.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
             return False
-        self._enter(self.waiting.popleft(), plan)
-        return True
-
-    def _enter(self, request: Request, plan: StepPlan) -> None:
+        self.waiting.remove(request)  # searches from the head, where it nearly always stands
         request.status, request.slot = Status.RUNNING, heapq.heappop(self._free_slots)
         self.running.append(request)
         plan.admitted.append(request)
+        return True
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
@@ -190,3 +196,21 @@ class Scheduler(ABC):
         else:
             request.num_preemptions += 1
             plan.preempted.append(request)
+
+
+def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:
+    """Hold a plan against the contract of Scheduler. Raises PlanError with a sentence."""
+    name, kv = scheduler.name, scheduler.kv
+    if len(scheduler.running) > scheduler.config.max_num_seqs:
+        limit = scheduler.config.max_num_seqs
+        raise PlanError(f"the scheduler {name!r} runs {len(scheduler.running)} requests; max_num_seqs is {limit}")
+    for request, num_tokens in plan.num_tokens.items():
+        who = f"the scheduler {name!r} planned {num_tokens} tokens for request {request.request_id!r}"
+        if request.slot is None:
+            raise PlanError(f"{who}, which holds no slot; let it in first")
+        if not request.finished and not 1 <= num_tokens <= request.num_pending_tokens:
+            raise PlanError(f"{who}, which has {request.num_pending_tokens} pending")
+        room = len(kv.table(request.request_id)) * kv.block_size
+        if request.num_computed_tokens + num_tokens > room:
+            have = request.num_computed_tokens
+            raise PlanError(f"{who}, which has {have} tokens in a KV room of {room}; allocate room for them first")

@@ -57,7 +57,7 @@ class ChunkedScheduler(Scheduler):
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET)
                 break
             num_tokens = min(head.num_pending_tokens, budget)
-            if not self._admit_head(plan, num_tokens):
+            if not self._admit(head, num_tokens, plan):
                 break
             plan.num_tokens[head] = num_tokens
             budget -= num_tokens

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-
+from ..request import Request
 from .static import StaticScheduler
 
 
@@ -19,11 +18,9 @@ class DynamicScheduler(StaticScheduler):
     def _patience(self) -> float:
         return self.config.max_queue_delay_s
 
-    def _arrange_queue(self) -> None:
+    def _choose(self) -> list[Request]:
         if not self.config.bucket_by_length:
-            return
+            return super()._choose()
         length = self.waiting[0].num_prompt_tokens  # the oldest always goes, so nobody starves
-        nearest = sorted(self.waiting, key=lambda r: abs(r.num_prompt_tokens - length))  # stable: ties by arrival
-        batch = set(map(id, nearest[: self.config.max_num_seqs]))
-        chosen = [r for r in self.waiting if id(r) in batch]
-        self.waiting = deque(chosen + [r for r in self.waiting if id(r) not in batch])
+        nearest = sorted(self.waiting, key=lambda r: abs(r.num_prompt_tokens - length))  # stable: the oldest is first
+        return nearest[: self.config.max_num_seqs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from ..request import Request
 from .base import Scheduler, StepPlan, Wait, WaitReason
@@ -43,14 +44,15 @@ class StaticScheduler(Scheduler):
                 self.waiting[0].request_id, WaitReason.FILLING, self.config.max_num_seqs, len(self.waiting)
             )
             return False
-        self._arrange_queue()
-        while self.waiting and self._admit_head(plan, self.waiting[0].max_total_tokens):
-            pass
+        for request in self._choose():
+            if not self._admit(request, request.max_total_tokens, plan):
+                break
         return bool(self.running)
 
     def _patience(self) -> float:
         """Seconds that the oldest request may wait for company."""
         return self.config.batch_timeout_s
 
-    def _arrange_queue(self) -> None:
-        """Choose who is in the next batch by moving them to the head of the queue. Here: in order of arrival."""
+    def _choose(self) -> list[Request]:
+        """Who should be in the next batch, most urgent first. Here: in order of arrival."""
+        return list(islice(self.waiting, self.config.max_num_seqs))
