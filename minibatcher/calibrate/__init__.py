@@ -3,7 +3,7 @@
 from .calibration import Calibration, calibrate, cost_model, device_of, load_efficiency, model_of, predict
 from .replay import VllmScheduler, replay
 from .report import Row, compare, table
-from .runs import MeasuredRequest, MeasuredRun, MeasuredStep, load_run
+from .runs import MeasuredRequest, MeasuredRun, MeasuredStep, load_run, load_runs
 
 __all__ = [
     "Calibration",
@@ -18,6 +18,7 @@ __all__ = [
     "device_of",
     "load_efficiency",
     "load_run",
+    "load_runs",
     "model_of",
     "predict",
     "replay",

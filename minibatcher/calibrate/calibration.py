@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,26 +14,28 @@ from .. import __version__
 from ..errors import InvalidParameter, UnknownName, WorkloadError
 from ..hardware import Device, ModelSpec, devices, model_spec, model_specs
 from ..runners.roofline import CostModel, Efficiency
-from .fit import FROM_REQUESTS, FROM_STEPS, PRIORS, fit_requests, fit_steps
+from .fit import CPU_PRIORS, FROM_REQUESTS, FROM_STEPS, PRIORS, Prior, fit_requests, fit_steps
 from .replay import replay
-from .report import Row, compare, table
+from .report import HELD_OUT, Row, compare, table
 from .runs import MeasuredRun
 
 SCHEMA = "minibatcher.efficiency"
 SCHEMA_VERSION = 1
+MIN_SEEN = 5  # requests
 
 
 @dataclass(frozen=True)
 class Calibration:
     """A fitted cost model and what it is worth.
 
-    horizon: seconds from the first arrival; nothing measured after it was used in the fit. rows: predictions against
-    measurements. notes: what to know before trusting them.
+    runs: what it was fitted on. fitted: names of the factors that were. hold_out: what was kept from the fit, in words.
+    rows: predictions against measurements. notes: what to know before trusting them.
     """
 
-    run: MeasuredRun
+    runs: list[MeasuredRun]
     cost: CostModel
-    horizon: float
+    fitted: tuple[str, ...]
+    hold_out: str
     rows: list[Row]
     notes: list[str]
 
@@ -39,46 +43,31 @@ class Calibration:
     def efficiency(self) -> Efficiency:
         return self.cost.efficiency
 
-    @property
-    def hold_out(self) -> str:
-        """How the run was split, in words."""
-        late = sum(r.first_token_time > self.horizon for r in self.run.requests)
-        unfinished = sum(r.last_token_time > self.horizon for r in self.run.requests)
-        what = "steps" if self.run.steps else "first tokens (TTFT) and ends (TPOT) of requests"
-        return (
-            f"Fitted on the {what} in the first {self.horizon:.1f} s of {self.run.makespan:.1f} s. "
-            f"Held out: all that came later, the TTFT of {late} requests and the TPOT of {unfinished}. Arrivals and lengths of all requests "
-            f"are input. The prediction starts at time zero and never sees a measured moment, so what it gets wrong early "
-            f"is still wrong late."
-        )
-
     def text(self) -> str:
         """What `minibatcher simulate --calibrate` prints."""
-        fitted = FROM_STEPS if self.run.steps else FROM_REQUESTS
-        figures = asdict(self.efficiency)
-        lines = [f"Calibrated on {self.run.name} ({self.run.source})", ""]
-        lines += [f"  {name:<22}{figures[name]:.4g}{'' if name in fitted else '  (not fitted)'}" for name in figures]
-        return "\n".join([*lines, "", self.hold_out, "", table(self.rows), *(f"Note: {note}." for note in self.notes)])
+        lines = [f"Calibrated on {run.name} ({run.source})" for run in self.runs]
+        lines.append("")
+        for name, value in asdict(self.efficiency).items():
+            lines.append(f"  {name:<22}{value:.4g}{'' if name in self.fitted else '  (not fitted)'}")
+        lines += ["", textwrap.fill(self.hold_out, 100), "", table(self.rows)]
+        lines += [textwrap.fill(f"Note: {note}.", 100) for note in self.notes]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
         """The fitted figures and where they come from; `load_efficiency` reads them again."""
-        run, cost = self.run, self.cost
+        cost = self.cost
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "efficiency": asdict(self.efficiency),
-            "fitted": list(FROM_STEPS if run.steps else FROM_REQUESTS),
+            "fitted": list(self.fitted),
             "provenance": {
-                "run": run.name,
-                "source": run.source,
-                "engine": run.engine,
-                "strategy": run.strategy,
+                "runs": [{"name": run.name, "source": run.source, "engine": run.engine} for run in self.runs],
                 "device": cost.device.name,
                 "device_source": cost.device.source,
                 "model": cost.model.name,
                 "dtype": cost.dtype,
                 "num_gpus": cost.num_gpus,
-                "horizon_s": self.horizon,
                 "hold_out": self.hold_out,
                 "notes": self.notes,
                 "minibatcher": __version__,
@@ -94,7 +83,7 @@ class Calibration:
 
 
 def calibrate(
-    run: MeasuredRun,
+    runs: MeasuredRun | Sequence[MeasuredRun],
     *,
     device: Device | None = None,
     model: ModelSpec | None = None,
@@ -103,32 +92,72 @@ def calibrate(
     fit_share: float = 0.5,
     base: Efficiency | None = None,
 ) -> Calibration:
-    """Fit efficiency factors on the first `fit_share` of the run's time, and compare the rest with a replay of it all.
+    """Fit efficiency factors on a part of a measured run, and compare the rest with a replay of it all.
 
-    device, model, num_gpus, dtype: None takes the run's own, as far as the tables know them. base: factors that are not
+    A server's run is split in time: what its requests saw in the first `fit_share` of the makespan is fitted. Runs of
+    our own engine (one, or several of one machine and model) are fitted step by step, on every other step. device,
+    model, num_gpus, dtype: None takes the run's own, as far as the tables know them. base: values of what is not
     fitted. Raises UnknownName, InvalidParameter, WorkloadError.
     """
+    runs = [runs] if isinstance(runs, MeasuredRun) else list(runs)
     if not 0 < fit_share < 1:
         raise InvalidParameter(f"fit_share must lie between 0 and 1, not {fit_share!r}")
-    cost = cost_model(run, device=device, model=model, num_gpus=num_gpus, dtype=dtype, base=base)
-    horizon = fit_share * run.makespan
+    if len({(run.engine, run.model, run.device, run.dtype) for run in runs}) != 1:
+        raise InvalidParameter("calibrate on runs of one engine, model, device and dtype at a time")
+    if len(runs) > 1 and not all(run.steps for run in runs):
+        raise InvalidParameter("only timelines can be fitted several at a time; calibrate on one server run")
+    cost = cost_model(runs[0], device=device, model=model, num_gpus=num_gpus, dtype=dtype, base=base)
+    if runs[0].steps:
+        return _from_steps(runs, cost)
+    return _from_requests(runs[0], cost, fit_share * runs[0].makespan)
+
+
+def _from_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Calibration:
     seen = sum(r.last_token_time <= horizon for r in run.requests)
-    if seen < 5:
+    if seen < MIN_SEEN:
         raise WorkloadError(
-            f"only {seen} requests of {run.name} ended in its first {horizon:.1f} s, too few to fit; raise fit_share ({fit_share})"
+            f"only {seen} requests of {run.name} ended in its first {horizon:.1f} s of {run.makespan:.1f} s, "
+            f"and a fit needs {MIN_SEEN}; raise fit_share"
         )
-    if run.steps:
-        efficiency, _ = fit_steps([step for step in run.steps if step.start <= horizon], cost)
-    else:
-        efficiency, _ = fit_requests(run, cost, horizon)
+    efficiency, _ = fit_requests(run, cost, horizon)
     cost = replace(cost, efficiency=efficiency)
+    late = sum(r.first_token_time > horizon for r in run.requests)
+    hold_out = (
+        f"Fitted on what the requests had seen {horizon:.1f} s after the first arrival, of {run.makespan:.1f} s in "
+        f"all: the TTFT of {len(run.requests) - late} requests and the TPOT of {seen}. Held out: the TTFT of the other "
+        f"{late} requests and the TPOT of the other {len(run.requests) - seen}. Arrivals and lengths of all are input. "
+        "The replay starts at zero with an empty server and is never set right by a measured moment, so makespan and "
+        "throughput of the whole run are predictions, and an error early on is carried along to the end."
+    )
     rows = compare(run, replay(run, cost), horizon)
-    return Calibration(run, cost, horizon, rows, [*run.notes, *_at_limits(efficiency, run)])
+    return Calibration(
+        [run], cost, FROM_REQUESTS, hold_out, rows, [*run.notes, *_at_limits(efficiency, FROM_REQUESTS, PRIORS)]
+    )
+
+
+def _from_steps(runs: list[MeasuredRun], cost: CostModel) -> Calibration:
+    priors = CPU_PRIORS if runs[0].on_cpu else PRIORS
+    efficiency, _ = fit_steps([step for run in runs for step in run.steps[::2]], cost, priors)
+    cost = replace(cost, efficiency=efficiency)
+    rows = []
+    for run in runs:
+        others = run.steps[1::2]
+        seconds = sum(step.seconds for step in others)
+        rows.append(
+            Row(run.name, HELD_OUT, "step_s sum", sum(cost.seconds(s.work) for s in others), seconds, len(others))
+        )
+        rows += compare(run, replay(run, cost))
+    hold_out = (
+        "Fitted on the first, third, fifth ... step; held out: the second, fourth, sixth ... step. The whole run is "
+        "replayed from arrivals and lengths alone. Steps of one run are much alike, so the honest test is another run: "
+        "another strategy, another workload."
+    )
+    return Calibration(runs, cost, FROM_STEPS, hold_out, rows, _at_limits(efficiency, FROM_STEPS, priors))
 
 
 def predict(run: MeasuredRun, cost: CostModel) -> list[Row]:
     """How far this cost model, fitted elsewhere or not at all, is off on a run: all of the run is held out."""
-    return compare(run, replay(run, cost), 0.0)
+    return compare(run, replay(run, cost))
 
 
 def cost_model(
@@ -140,13 +169,15 @@ def cost_model(
     dtype: str | None = None,
     base: Efficiency | None = None,
 ) -> CostModel:
-    """The uncalibrated cost model of a run's device and model."""
+    """The uncalibrated cost model of a run's device and model. A CPU's products are not rounded up to tiles."""
+    if base is None:
+        base = Efficiency(tile_tokens=1) if run.on_cpu else Efficiency()
     return CostModel(
         device or device_of(run),
         model or model_of(run),
         num_gpus=num_gpus or run.num_gpus,
         dtype=dtype or run.dtype,
-        efficiency=base or Efficiency(),
+        efficiency=base,
     )
 
 
@@ -186,12 +217,14 @@ def load_efficiency(path: str | Path) -> Efficiency:
         raise InvalidParameter(f"{path} is damaged: {error}") from None
 
 
-def _at_limits(efficiency: Efficiency, run: MeasuredRun) -> list[str]:
+def _at_limits(efficiency: Efficiency, fitted: Sequence[str], priors: Mapping[str, Prior]) -> list[str]:
     notes = []
-    for name in FROM_STEPS if run.steps else FROM_REQUESTS:
-        value, prior = getattr(efficiency, name), PRIORS[name]
-        if value >= 0.99 * prior.high and not name.endswith("_s"):
-            notes.append(f"{name} is at its upper limit: the device's figures may be lower than the truth")
-        elif value <= 1.01 * prior.low and not name.endswith("_s"):
-            notes.append(f"{name} is at its lower limit: something takes time that the cost model does not know")
+    for name in fitted:
+        value, prior = getattr(efficiency, name), priors[name]
+        if name.endswith("_s"):
+            continue
+        if value >= 0.99 * prior.high:
+            notes.append(f"{name} is at its upper limit; the device may be faster than its figures say")
+        elif value <= 1.01 * prior.low:
+            notes.append(f"{name} is at its lower limit; something takes time that the cost model does not know")
     return notes

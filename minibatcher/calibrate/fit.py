@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,11 +35,23 @@ PRIORS = {
     "step_s": Prior(1e-5, 0.1, 1.5e-3, 0.7),
     "request_s": Prior(1e-7, 1e-2, 1e-5, 1.0),
     "token_s": Prior(1e-9, 1e-3, 1e-7, 1.5),
+    "attention_call_s": Prior(1e-7, 1e-3, 1e-6, 1.0),
+}
+# PyTorch on a CPU: a call costs tens of microseconds whatever it computes, products are small, and keys and values are
+# gathered and repeated for each group of heads before they are used.
+CPU_PRIORS = PRIORS | {
+    "compute": Prior(0.05, 1.0, 0.7, 0.4),
+    "attention_bandwidth": Prior(0.02, 1.0, 0.25, 0.3),
+    "attention_compute": Prior(0.005, 1.0, 0.3, 0.4),
+    "step_s": Prior(1e-5, 0.1, 1e-3, 0.7),
+    "request_s": Prior(1e-6, 1e-2, 1e-4, 0.5),
+    "attention_call_s": Prior(1e-6, 1e-3, 2e-5, 0.5),
 }
 FROM_REQUESTS = ("bandwidth", "compute", "attention_bandwidth", "step_s", "request_s")
 FROM_STEPS = tuple(PRIORS)
 
 REQUEST_NOISE = 0.05  # spread of a request's log latency that no factor explains
+STEP_NOISE = 0.05
 BEYOND = 1.2
 FLOOR_S = 0.010  # latencies below are as good as equal: the recording server's own hand-over takes as long
 
@@ -66,10 +78,12 @@ def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> tuple[Eff
                 gaps.append(log_gap(((until if last is None else last) - first) / (r.output_tokens - 1), r.tpot))
         return float(huber(np.array(gaps) / REQUEST_NOISE).sum())
 
-    return minimise(loss, FROM_REQUESTS, cost.efficiency)
+    return minimise(loss, {name: PRIORS[name] for name in FROM_REQUESTS}, cost.efficiency)
 
 
-def fit_steps(steps: Sequence[MeasuredStep], cost: CostModel) -> tuple[Efficiency, float]:
+def fit_steps(
+    steps: Sequence[MeasuredStep], cost: CostModel, priors: Mapping[str, Prior] = PRIORS
+) -> tuple[Efficiency, float]:
     """Fit on the measured seconds of steps; long steps weigh more, since they are what makes up a makespan."""
     measured = np.array([step.seconds for step in steps])
     weights = len(steps) * measured / measured.sum()
@@ -77,9 +91,9 @@ def fit_steps(steps: Sequence[MeasuredStep], cost: CostModel) -> tuple[Efficienc
     def loss(efficiency: Efficiency) -> float:
         candidate = replace(cost, efficiency=efficiency)
         predicted = np.array([candidate.seconds(step.work) for step in steps])
-        return float((weights * huber(np.log(predicted / measured) / REQUEST_NOISE)).sum())
+        return float((weights * huber(np.log(predicted / measured) / STEP_NOISE)).sum())
 
-    return minimise(loss, FROM_STEPS, cost.efficiency)
+    return minimise(loss, {name: priors[name] for name in FROM_STEPS}, cost.efficiency, 1500)
 
 
 def log_gap(predicted: float, measured: float, floor: float = 1e-9) -> float:
@@ -95,10 +109,13 @@ def huber(values: np.ndarray) -> np.ndarray:
 
 
 def minimise(
-    loss: Callable[[Efficiency], float], names: Sequence[str], base: Efficiency, max_evaluations: int = 240
+    loss: Callable[[Efficiency], float],
+    priors: Mapping[str, Prior],
+    base: Efficiency,
+    max_evaluations: int = 240,
 ) -> tuple[Efficiency, float]:
-    """The factors `names` of smallest loss plus prior; the others stay as in `base`."""
-    priors = [PRIORS[name] for name in names]
+    """The factors named in `priors` of smallest loss plus prior; the others stay as in `base`."""
+    names, priors = list(priors), list(priors.values())
     low, high = np.log([p.low for p in priors]), np.log([p.high for p in priors])
     typical, spread = np.log([p.typical for p in priors]), np.array([p.spread for p in priors])
 
@@ -110,8 +127,10 @@ def minimise(
         outside = np.abs(point - np.clip(point, low, high)).sum()
         return loss(at(point)) + 0.5 * float((((point - typical) / spread) ** 2).sum()) + 1e3 * float(outside)
 
-    best, value = nelder_mead(total, typical, 0.5 * spread, max_evaluations // 2)
-    best, value = nelder_mead(total, best, 0.25 * spread, max_evaluations // 2)  # again, from a fresh simplex
+    best, value, size = typical, math.inf, 0.5 * spread
+    for _ in range(2 if len(names) < 7 else 4):  # again and again from a fresh simplex: it may have collapsed too soon
+        best, value = nelder_mead(total, best, size, max_evaluations // 2)
+        size = 0.25 * spread
     return at(best), value
 
 
@@ -135,20 +154,15 @@ def nelder_mead(
         if np.ptp(np.array(points), axis=0).max() < tolerance:
             break
         centre = np.mean(points[:-1], axis=0)
-        worst = points[-1]
-
-        def attempt(step: float) -> tuple[np.ndarray, float]:
-            point = centre + step * (centre - worst)
-            return point, function(point)
-
-        point, value = attempt(1.0)
+        away = centre - points[-1]
+        point, value = _at(function, centre + away)
         count += 1
         if value < values[0]:
-            further = attempt(2.0)
+            further = _at(function, centre + 2 * away)
             count += 1
             point, value = min((point, value), further, key=lambda pair: pair[1])
         elif value >= values[-2]:
-            point, value = attempt(0.5 if value < values[-1] else -0.5)
+            point, value = _at(function, centre + (0.5 if value < values[-1] else -0.5) * away)
             count += 1
         if value < values[-1]:
             points[-1], values[-1] = point, value
@@ -158,3 +172,7 @@ def nelder_mead(
             count += len(points) - 1
     best = int(np.argmin(values))
     return points[best], values[best]
+
+
+def _at(function: Callable[[np.ndarray], float], point: np.ndarray) -> tuple[np.ndarray, float]:
+    return point, function(point)

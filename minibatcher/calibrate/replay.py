@@ -70,10 +70,10 @@ class ReusableBlocks(BlockKV):
 class VllmScheduler(ChunkedScheduler):
     """Chunked prefill with three habits of vLLM's V1 scheduler (vllm/v1/core/sched/scheduler.py, version 0.19).
 
-    whole_prompt_must_fit (`scheduler_reserve_full_isl`): a request is let in only if all its tokens would fit, though it
-    gets blocks for its first chunk only. async_scheduling: a step is planned while the one before it runs, so it knows
-    nothing of what arrived or ended since that one began. reuses_blocks (`enable_prefix_caching`): a request that was
-    preempted computes only what is no longer in the pool. Prefixes shared between requests are not known here.
+    whole_prompt_must_fit (`scheduler_reserve_full_isl`): a request is let in only if all its tokens would fit, though
+    it gets blocks for its first chunk only. async_scheduling: a step is planned while the one before it runs, so it
+    knows nothing of what arrived or ended since that one began. reuses_blocks (`enable_prefix_caching`): a request that
+    was preempted computes only what is no longer in the pool. Prefixes shared between requests are not known here.
     """
 
     def __init__(self, kv: BlockKV, config: SchedulerConfig, run: MeasuredRun) -> None:

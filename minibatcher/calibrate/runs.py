@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import json
 import math
 from dataclasses import dataclass, field, fields
@@ -12,7 +11,8 @@ from typing import Any
 from ..errors import WorkloadError
 from ..runners.roofline import StepWork
 from ..scheduling import SchedulerConfig
-from ..timeline import StepRecord, Timeline
+from ..timeline import Timeline
+from ..utilisation import work_of
 
 DTYPES = {"torch.bfloat16": "bfloat16", "torch.float16": "float16", "torch.float32": "float32"}
 
@@ -55,8 +55,8 @@ class MeasuredRun:
     """A run as far as a calibration needs it.
 
     engine: "vllm" or "minibatcher". config: the scheduler's knobs. num_blocks, block_size: the KV pool. model, device:
-    names as the run gives them. steps: measured step by step, for runs of our own engine only. async_scheduling,
-    whole_prompt_must_fit, reuses_blocks: see `VllmScheduler`.
+    names as the run gives them. on_cpu: it ran without an accelerator. steps: measured step by step, for runs of our
+    own engine only. async_scheduling, whole_prompt_must_fit, reuses_blocks: see `VllmScheduler`.
     """
 
     name: str
@@ -71,6 +71,7 @@ class MeasuredRun:
     dtype: str
     source: str
     num_gpus: int = 1
+    on_cpu: bool = False
     steps: tuple[MeasuredStep, ...] = ()
     async_scheduling: bool = False
     whole_prompt_must_fit: bool = False
@@ -83,15 +84,29 @@ class MeasuredRun:
         return max(r.last_token_time for r in self.requests if r.last_token_time is not None)
 
 
-def load_run(path: str | Path) -> MeasuredRun:
-    """Read a measured run: a folder with a vLLM run (meta.json, requests.jsonl), or a timeline JSON of `compare`.
+def load_runs(path: str | Path) -> list[MeasuredRun]:
+    """Measured runs of one machine and model: a folder with a vLLM run (meta.json, requests.jsonl), a timeline of
+    `minibatcher compare --timeline`, or the folder with the timelines of all its strategies.
 
     Raises WorkloadError, which says what is missing or damaged.
     """
     path = Path(path)
-    if not path.exists():
+    if path.is_file():
+        return [_from_timeline(Timeline.load(path), path)]
+    if not path.is_dir():
         raise WorkloadError(f"there is no measured run at {path}; give a folder with requests.jsonl or a timeline JSON")
-    return _load_vllm(path) if path.is_dir() else _from_timeline(Timeline.load(path), path)
+    timelines = sorted(path.glob("*.json"))
+    if (path / "requests.jsonl").exists() or not timelines:
+        return [_load_vllm(path)]
+    return [_from_timeline(Timeline.load(file), file) for file in timelines]
+
+
+def load_run(path: str | Path) -> MeasuredRun:
+    """The one run at this path; see `load_runs`. Raises WorkloadError if there are several."""
+    runs = load_runs(path)
+    if len(runs) > 1:
+        raise WorkloadError(f"{path} holds {len(runs)} timelines; name one of them")
+    return runs[0]
 
 
 def _load_vllm(folder: Path) -> MeasuredRun:
@@ -105,6 +120,8 @@ def _load_vllm(folder: Path) -> MeasuredRun:
             raise WorkloadError(
                 f"{folder} ran {engine['data_parallel_size']} engines side by side; calibrate on a run of one"
             )
+        if resolved.get("parallel_config", {}).get("is_moe_model"):
+            raise WorkloadError(f"{folder} ran a mixture of experts; the cost model knows dense models only")
         if not scheduler.get("enable_chunked_prefill", True):
             raise WorkloadError(f"{folder} ran without chunked prefill; only runs with it can be replayed")
         model_config = resolved.get("model_config", {})
@@ -141,7 +158,8 @@ def _load_vllm(folder: Path) -> MeasuredRun:
             async_scheduling=bool(scheduler.get("async_scheduling", False)),
             whole_prompt_must_fit=bool(scheduler.get("scheduler_reserve_full_isl", False)),
             reuses_blocks=bool(cache.get("enable_prefix_caching", False)),
-            source=f"vLLM {meta.get('vllm_version', '(version unknown)')}, {len(requests)} requests, started {meta.get('started_at', '?')}",
+            source=f"vLLM {meta.get('vllm_version', '(version unknown)')}, {len(requests)} requests, "
+            f"started {meta.get('started_at', '(time unknown)')}",
             notes=("lengths only: prompts that share a prefix are not known as such",),
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -183,6 +201,7 @@ def _from_timeline(timeline: Timeline, path: Path) -> MeasuredRun:
             model=header.get("model", "unknown"),
             device=(header.get("hardware") or {}).get("device", "unknown"),
             dtype=header.get("dtype", "float32"),
+            on_cpu="threads" in (header.get("hardware") or {}),
             steps=tuple(_measured_steps(timeline, zero)),
             source=f"timeline of minibatcher {(header.get('software') or {}).get('minibatcher', '(version unknown)')}",
         )
@@ -192,38 +211,13 @@ def _from_timeline(timeline: Timeline, path: Path) -> MeasuredRun:
 
 def _measured_steps(timeline: Timeline, zero: float) -> list[MeasuredStep]:
     """Each step with its time up to the next one, where work went on without a pause, else its own duration."""
-    steps, measured = timeline.steps, []
-    token_times = {r.request_id: r.token_times for r in timeline.requests.values()}
-    for step, following in zip(steps, [*steps[1:], None]):
+    measured = []
+    for step, following in zip(timeline.steps, [*timeline.steps[1:], None]):
         seconds = step.duration
         if following is not None and following.start - step.end < 0.5 * step.duration:
             seconds = following.start - step.start  # planning and bookkeeping between steps are work, too
-        measured.append(MeasuredStep(step.start - zero, seconds, _work(step, token_times)))
+        measured.append(MeasuredStep(step.start - zero, seconds, work_of(step, timeline.requests)))
     return measured
-
-
-def _work(step: StepRecord, token_times: dict[str, list[float]]) -> StepWork:
-    """What `step_work` counts in a plan, from the record of the step."""
-    rows = len(step.rows)
-    if step.width is not None:
-        context = step.width + max(row.context - row.num_tokens - (row.num_tokens == 0) for row in step.rows)
-        pairs = rows * step.width * (context - (step.width - 1) / 2)
-        decode, prefill = (pairs, 0.0) if step.width == 1 else (0.0, pairs)
-        return StepWork(rows * step.width, rows, rows, rows * context, decode, prefill)
-    planned = [row for row in step.rows if row.num_tokens]
-    return StepWork(
-        num_tokens=sum(row.num_tokens for row in planned),
-        num_sampled=sum(_got_token(token_times[row.request_id], step) for row in planned),
-        num_requests=len(planned),
-        kv_tokens_read=sum(row.context for row in planned),
-        decode_pairs=sum(row.context for row in planned if row.num_tokens == 1),
-        prefill_pairs=sum(r.num_tokens * (r.context - (r.num_tokens - 1) / 2) for r in planned if r.num_tokens > 1),
-    )
-
-
-def _got_token(times: list[float], step: StepRecord) -> bool:
-    position = bisect.bisect_right(times, step.start)
-    return position < len(times) and times[position] <= step.end + 1e-9
 
 
 def _json(path: Path) -> dict[str, Any]:

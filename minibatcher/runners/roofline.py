@@ -24,7 +24,7 @@ class Efficiency:
     257 tokens cost what 384 do; 1 where rows are not rounded up. attention_bandwidth, attention_compute: shares
     reached in reading the KV cache and in attention's products. step_s: fixed seconds a step (launches, scheduler,
     sampling). request_s, token_s: further seconds for each request in the step and each token. attention_call_s: the
-    same for each call of attention, 0 on GPUs, where one kernel serves all requests and step_s has its launch.
+    same for each call of attention in each layer, 0 on GPUs, where one kernel serves all and step_s has its launch.
     """
 
     bandwidth: float = 0.8
@@ -58,8 +58,8 @@ class StepWork:
 
     num_tokens: tokens through the linear layers, padding included; num_sampled: rows of logits; num_requests: rows.
     kv_tokens_read: cached tokens that attention reads; decode_pairs, prefill_pairs: (query, key) pairs of rows with one
-    token and of wider rows. num_attention_calls: calls a layer where each needs a call of its own, as on a CPU: one for
-    each request of a ragged step, one for a whole padded step.
+    token and of wider rows. num_attention_calls: calls a layer where requests need calls of their own, as on a CPU:
+    one for each request of a ragged step, one for a whole padded step.
     """
 
     num_tokens: int
@@ -150,7 +150,7 @@ class CostModel:
             "overhead": e.step_s
             + e.request_s * work.num_requests
             + e.token_s * work.num_tokens
-            + e.attention_call_s * work.num_attention_calls,
+            + e.attention_call_s * work.num_attention_calls * model.num_layers,
         }
         return {name: 0.0 if name in self.switched_off else value for name, value in terms.items()}
 
