@@ -20,12 +20,20 @@ from .common import percentile
 
 
 class DecodeScheduler(ChunkedScheduler):
-    """Chunked prefill that also takes requests whose prompt another engine has computed: their KV comes with them."""
+    """Chunked prefill whose requests come with the KV cache of their prompt, but for the prompt's last token.
+
+    That token is the one which the other engine has made from the rest. A request that is preempted has lost what came
+    with it, and is computed here from the start.
+    """
 
     name = "decode"
 
-    def _admit_head(self, plan: StepPlan, num_tokens: int) -> bool:
-        return super()._admit_head(plan, self.waiting[0].num_computed_tokens + num_tokens)
+    def add(self, request: Request) -> None:
+        request.num_computed_tokens = request.num_prompt_tokens - 1
+        super().add(request)
+
+    def _admit(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        return super()._admit(request, request.num_computed_tokens + num_tokens, plan)
 
 
 @dataclass(frozen=True)
@@ -105,25 +113,21 @@ def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **
     """A prefill engine and a decode engine, `cost` each; returns one record a request, its story across both.
 
     The prefill engine makes the first token of each request and is done with it. Its KV cache then takes bytes /
-    link_bandwidth seconds to the decode engine, where the request arrives one token behind, as any decode.
+    link_bandwidth seconds to the decode engine, where the request arrives one token behind, as every decode is.
     """
     prompts = replace(workload, requests=tuple(replace(r, output_tokens=1) for r in workload))
     first = run_simulation(prompts, cost, strategies=["chunked"], **options)["chunked"].requests
     bytes_per_token = cost.model.kv_bytes_per_token(cost.dtype)
-    handed_over = []
-    for row in workload:
-        if row.output_tokens == 1:
-            continue
-        handed_over.append(
-            Request(
-                row.request_id,
-                range(row.prompt_tokens),
-                SamplingParams(max_tokens=row.output_tokens, ignore_eos=True),
-                arrival_time=first[row.request_id].finish_time + row.prompt_tokens * bytes_per_token / link_bandwidth,
-                output_token_ids=[0],
-                num_computed_tokens=row.prompt_tokens,
-            )
+    handed_over = [
+        Request(
+            row.request_id,
+            range(row.prompt_tokens + 1),  # and the first token
+            SamplingParams(max_tokens=row.output_tokens - 1, ignore_eos=True),
+            arrival_time=first[row.request_id].finish_time + row.prompt_tokens * bytes_per_token / link_bandwidth,
         )
+        for row in workload
+        if row.output_tokens > 1
+    ]
     longest = max(r.prompt_tokens + r.output_tokens for r in workload)
     engine = simulated_engine(cost, "chunked", max_model_len=longest, **options)
     engine.scheduler = DecodeScheduler(engine.scheduler.kv, engine.scheduler.config)
@@ -134,7 +138,7 @@ def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **
         if rest is not None:
             record = replace(
                 record,
-                num_output_tokens=rest.num_output_tokens,
+                num_output_tokens=1 + rest.num_output_tokens,
                 token_times=[*record.token_times, *rest.token_times],
                 finish_time=rest.finish_time,
                 num_preemptions=record.num_preemptions + rest.num_preemptions,
