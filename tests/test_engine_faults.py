@@ -143,7 +143,7 @@ def test_ids_are_unique_and_given_where_missing():
     with pytest.raises(InvalidParameter, match="there is a request 'request-0' already"):
         engine.add([1], short, request_id="request-0")
     with pytest.raises(InvalidParameter, match="unique within a run"):
-        fake_engine("chunked").run([Request("a", [1]), Request("a", [2])])
+        fake_engine("chunked").run([Request("a", [1], short), Request("a", [2], short)])
 
 
 @pytest.mark.parametrize("prompt", [[5.7], ["a"], [None], 3.5])

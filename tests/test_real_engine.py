@@ -152,6 +152,32 @@ def test_comparison_serves_the_same_requests_under_each_strategy(bard):
         assert timeline.header["workload"]["name"] == workload.name and timeline.clock == "measured"
 
 
+def test_a_refusal_comes_before_anything_runs(bard, monkeypatch):
+    workload = load_workload("uniform:prompt_min=80,prompt_max=80,output_min=16,output_max=16", num_requests=2)
+    monkeypatch.setattr(Engine, "run", lambda *_, **__: pytest.fail("a strategy ran before the refusal"))
+    with pytest.raises(RequestRefused, match="need 2 blocks, have 1"):
+        run_comparison(
+            workload, model=bard, strategies=["static", "chunked"], max_model_len=96, kv_cache_tokens=96, block_size=64
+        )
+
+
+def test_min_tokens_leaves_the_end_alone_where_it_is_ignored(bard):
+    llm = LLM(bard, max_model_len=256)
+    params = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    (free,) = llm.generate("ROMEO:", SamplingParams(**params))
+    (held,) = llm.generate("ROMEO:", SamplingParams(**params, min_tokens=40))
+    assert held.token_ids == free.token_ids and bard.config.eos_token_ids[0] in free.token_ids
+
+
+def test_prompts_may_be_arrays_and_tensors(bard):
+    import numpy as np
+
+    llm = LLM(bard, max_model_len=64)
+    params = SamplingParams(max_tokens=4)
+    forms = [[5, 6, 7], (5, 6, 7), np.array([5, 6, 7]), torch.tensor([5, 6, 7]), [np.array([5, 6, 7])]]
+    assert len({tuple(llm.generate(form, params)[0].token_ids) for form in forms}) == 1
+
+
 def test_plans_of_an_all_at_once_run_repeat_exactly(bard):
     workload = load_workload("longtail", num_requests=8, seed=1).fit_to_context(200)
 

@@ -120,3 +120,18 @@ def test_random_numbers():
 def test_request_seeds():
     seeds = {request_seed(engine, name) for engine in range(5) for name in ("a", "b", "1", "11")}
     assert len(seeds) == 20 and request_seed(1, "1") == request_seed(1, "1") and all(0 <= s < 2**64 for s in seeds)
+
+
+@pytest.mark.parametrize("temperature", [1e-39, 1e-30, 1e-6])
+def test_a_tiny_temperature_is_nearly_greedy(temperature):
+    logits = torch.randn(5, 30, generator=torch.Generator().manual_seed(2)) * 1e3
+    params = [SamplingParams(temperature=temperature)] * 5
+    u = torch.linspace(0, 0.99, 5, dtype=torch.float64)
+    assert sample(logits, params, u).tolist() == logits.argmax(dim=-1).tolist()
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all():
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(2))
+    u = torch.tensor([0.7], dtype=torch.float64)
+    wide, all_of_it = (sample(logits, [SamplingParams(temperature=1.0, top_k=k)], u) for k in (2**31 - 1, 0))
+    assert wide.tolist() == all_of_it.tolist()
