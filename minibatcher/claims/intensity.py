@@ -50,6 +50,7 @@ def step_intensity(
         num_tokens=num_decodes + prefill_tokens,
         num_sampled=num_decodes or 1,
         num_requests=num_decodes + (prefill_tokens > 0),
+        num_attention_calls=num_decodes + (prefill_tokens > 0),
         kv_tokens_read=num_decodes * context_tokens + prefill_tokens,
         decode_pairs=num_decodes * context_tokens,
         prefill_pairs=prefill_tokens * (prefill_tokens + 1) / 2,
