@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 
 from .clock import WallClock
-from .errors import InvalidParameter, PlanError, RequestRefused
+from .errors import InvalidParameter, PlanError
+from .intake import check_limits, check_token_ids
 from .interrupt import Interrupts
 from .recorder import TimelineRecorder
 from .request import FinishReason, Request, SamplingParams
@@ -135,50 +136,16 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the request could never be served, InvalidParameter if it makes no sense."""
-        name, prompt, params = request.request_id, request.num_prompt_tokens, request.params
+        name = request.request_id
         if name in self.requests or self.recorder.knows(name):
             raise InvalidParameter(f"there is a request {name!r} already; request ids must be unique")
         if not request.is_fresh:
             raise InvalidParameter(f"request {name!r} has been served before; make a new Request of its prompt")
-        if params.stop and self.tokenizer is None:
+        if request.params.stop and self.tokenizer is None:
             raise InvalidParameter("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         if self.vocab_size is not None:
-            self._check_ids(f"request {name!r}", request.prompt_token_ids)
-            self._check_ids(f"stop_token_ids of request {name!r}", params.stop_token_ids)
-            if params.min_tokens and len({*self.eos_token_ids, *params.stop_token_ids}) >= self.vocab_size:
-                raise InvalidParameter(f"request {name!r} bans every token until min_tokens; name fewer stop_token_ids")
-        if prompt >= self.max_model_len:
-            raise RequestRefused(
-                f"the prompt of request {name!r} leaves no room in the context",
-                need=prompt + 1,
-                have=self.max_model_len,
-                unit="tokens",
-                hint="shorten the prompt or use a model with a longer context",
-            )
-        if request.max_total_tokens > self.max_model_len:
-            raise RequestRefused(
-                f"request {name!r} could outgrow the context ({prompt} prompt, {request.params.max_tokens} max_tokens)",
-                need=request.max_total_tokens,
-                have=self.max_model_len,
-                unit="tokens",
-                hint=f"lower max_tokens to {self.max_model_len - prompt}",
-            )
-        kv = self.scheduler.kv
-        if kv.blocks_for(request.max_total_tokens) > kv.num_blocks:
-            raise RequestRefused(
-                f"request {name!r} can never fit the KV pool ({request.max_total_tokens} tokens at most)",
-                need=kv.blocks_for(request.max_total_tokens),
-                have=kv.num_blocks,
-                unit="blocks",
-                hint="lower max_tokens, shorten the prompt or raise kv_cache_tokens",
-            )
-
-    def _check_ids(self, what: str, ids: Sequence[int]) -> None:
-        for token_id in ids:
-            if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
-                raise InvalidParameter(
-                    f"{what}: {token_id!r} is no token id; this model knows 0 to {self.vocab_size - 1}"
-                )
+            check_token_ids(request, self.vocab_size, self.eos_token_ids)
+        check_limits(request, self.max_model_len, self.scheduler.kv)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, waiting or running. False if it has ended already or never was."""

@@ -21,7 +21,7 @@ LAYERS = [
     {"scheduling"},
     {"attention", "model"},
     {"runners", "provenance", "measure"},
-    {"engine", "recorder", "tally", "build", "llm"},
+    {"engine", "intake", "recorder", "tally", "build", "llm"},
     {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit"},
     {"cli", "__main__"},
 ]

@@ -252,7 +252,7 @@ def test_command(tmp_path, capsys):
         (["--model-spec", "llama-3.1-70b"], "does not fit 1 × h100: need"),
         (["--without", "luck"], "unknown cost term 'luck'"),
         (["--hardware", "t4", "--model-spec", "bard"], "t4 has no bfloat16 rate"),
-        (["--num-requests", "30000", "--plot", "x.png"], "every step, which is kept up to 20,000"),
+        (["--num-requests", "30000", "--plot", "x.png"], "every step, which is kept up to 10,000"),
         (["--num-gpus", "0"], "at least 1"),
     ],
 )
