@@ -38,7 +38,7 @@ def run_comparison(
         device = resolve_device(options.get("device", defaults.device))
         model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
     engines = {name: build_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
-    todo = {name: _requests(workload, model, params, seed) for name in engines}
+    todo = {name: _requests(workload, model, params, seed, e.max_model_len) for name, e in engines.items()}
     for name, engine in engines.items():  # all before the first run: a refusal must not cost what has been served
         for request in todo[name]:
             engine.check(request)
@@ -63,7 +63,9 @@ def run_comparison(
     return timelines
 
 
-def _requests(workload: Workload, model: LoadedModel, params: SamplingParams, seed: int) -> list[Request]:
+def _requests(
+    workload: Workload, model: LoadedModel, params: SamplingParams, seed: int, max_model_len: int
+) -> list[Request]:
     return to_requests(
         workload,
         vocab_size=model.config.vocab_size,
@@ -71,6 +73,7 @@ def _requests(workload: Workload, model: LoadedModel, params: SamplingParams, se
         special=_special_ids(model),
         params=params,
         seed=seed,
+        max_model_len=max_model_len,
     )
 
 

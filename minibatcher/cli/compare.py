@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..errors import InvalidParameter
 from ..report import definitions
-from .options import add_engine_options, add_model_options, engine_options
+from ..request import SamplingParams
+from .options import add_engine_options, add_model_options, engine_options, positive_int
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
 DEFAULT_MAX_MODEL_LEN = 1024  # keeps the default run under a minute on two CPU cores
+MIN_MODEL_LEN = 8  # what the warm-up takes
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -24,7 +27,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "inf")
+    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "inf", most_requests=100_000)
+    parser.add_argument_group("requests that name no output length").add_argument(
+        "--max-tokens", type=positive_int, default=128, help="most tokens, as far as the context goes (default: 128)"
+    )
     add_model_options(parser)
     add_engine_options(parser)
     add_result_options(parser)
@@ -33,6 +39,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
+    if args.max_model_len is not None and args.max_model_len < MIN_MODEL_LEN:
+        raise InvalidParameter(f"--max-model-len {args.max_model_len} is too short; give it {MIN_MODEL_LEN} or more")
     from ..build import resolve_device
     from ..compare import run_comparison
     from ..model.loader import load_model
@@ -43,11 +51,27 @@ def run(args: argparse.Namespace) -> int:
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, float("inf"), count_tokens)
     if args.max_model_len is None:
         args.max_model_len = min(DEFAULT_MAX_MODEL_LEN, model.config.max_position_embeddings)
+    workload = workload.fit_to_context(args.max_model_len)
+    seconds = workload.requests[-1].arrival_time
+    if seconds > 60 and not args.quiet:
+        print(
+            f"The requests of {workload.name} arrive over {_duration(seconds)}, so each strategy takes that long at "
+            "least; --request-rate changes it, and inf lets all arrive at once.",
+            file=sys.stderr,
+        )
     timelines = run_comparison(
-        workload.fit_to_context(args.max_model_len),
+        workload,
         model=model,
+        params=SamplingParams(max_tokens=args.max_tokens),
         strategies=names,
         progress=sys.stderr.isatty() and not args.quiet,
         **engine_options(args),
     )
     return give_results(args, timelines)
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3_600)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds / 60:.1f} minutes"

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
+from ..errors import InvalidParameter
 from ..request import SamplingParams
 from .options import (
     add_engine_options,
     add_model_options,
+    characters,
+    check_file,
     engine_options,
     natural_int,
     number,
     positive_int,
+    seed,
     write_json,
 )
 
@@ -34,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     group.add_argument(
         "--top-p", type=number, default=1.0, help="keep the most probable tokens up to this sum (default: 1)"
     )
-    group.add_argument("--seed", type=natural_int, default=0, help="same seed, same text (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, help="same seed, same text (default: 0)")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop before this text; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
     parser.add_argument(
@@ -53,16 +58,19 @@ def run(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
-        stop=tuple(args.stop),
+        stop=tuple(map(characters, args.stop)),
         ignore_eos=args.ignore_eos,
     )
+    check_file(args.json)
+    prompts = [_read_input() if prompt == "-" else characters(prompt) for prompt in args.prompt]
+    # A stream of random numbers for each place, so that a prompt's text does not depend on how it is served.
+    params = [replace(params, seed=args.seed + i) for i in range(len(prompts))]
     from ..llm import LLM
 
     llm = LLM(args.model, strategy=args.strategy, **engine_options(args))
-    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompt]
     if len(prompts) == 1 and not args.json:
         sys.stdout.write(prompts[0])
-        for text in llm.engine.stream(prompts[0], params):
+        for text in llm.engine.stream(prompts[0], params[0]):
             sys.stdout.write(text)
             sys.stdout.flush()
         print()
@@ -75,11 +83,20 @@ def run(args: argparse.Namespace) -> int:
                 "text": done.text,
                 "token_ids": done.token_ids,
                 "prompt_tokens": done.num_prompt_tokens,
-                "finish_reason": done.finish_reason.value,
+                "finish_reason": done.finish_reason.value if done.finish_reason else "abort",
             }
             for prompt, done in zip(prompts, completions)
         ]
         write_json(rows, args.json)
     if args.json != "-":
         print("\n\n".join(prompt + done.text for prompt, done in zip(prompts, completions)))
+    if llm.engine.timeline.header.get("interrupted"):
+        print("interrupted: the texts are what was done so far", file=sys.stderr)
+        return 130
     return 0
+
+
+def _read_input() -> str:
+    if sys.stdin is None:
+        raise InvalidParameter("- reads the prompt from standard input, and that is closed")
+    return characters(sys.stdin.read())

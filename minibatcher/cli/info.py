@@ -6,7 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 
-from .options import add_model_options, write_json
+from .options import add_model_options, check_file, write_json
 
 EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
@@ -27,6 +27,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    check_file(args.json)
     facts = collect(args)
     if args.json:
         write_json(facts, args.json)

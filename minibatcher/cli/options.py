@@ -5,41 +5,53 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import re
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, MinibatcherError
+
+LONGEST_SENTENCE = 2_000  # characters; a name of thousands would bury the rest
+LARGEST = 1_000_000_000  # of any number: sums and products of a few stay finite, and clocks can wait that long
 
 
-def positive_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
+def whole_number(at_least: int, at_most: int) -> Callable[[str], int]:
+    """An option's type: a whole number within bounds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = at_least - 1
+        if value < at_least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {at_least}")
+        if value > at_most:
+            raise argparse.ArgumentTypeError(f"{text} is more than {at_most:,}, the most that makes sense here")
+        return value
+
+    return parse
 
 
-def natural_int(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return value
+positive_int = whole_number(1, LARGEST)
+natural_int = whole_number(0, LARGEST)
+seed = whole_number(0, 2**63 - 1)
 
 
 def number(text: str) -> float:
-    """A finite number."""
+    """A finite number, and no astronomical one."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    if abs(value) > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is beyond {LARGEST:,}, the most that makes sense here")
     return value
 
 
@@ -76,14 +88,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--max-num-seqs", type=positive_int, help="slots: most requests in one step (default: 16)")
+    group.add_argument(
+        "--max-num-seqs",
+        type=whole_number(1, 1_000_000),
+        help="slots: most requests in one step (default: 16)",
+    )
     group.add_argument(
         "--max-num-batched-tokens",
         type=positive_int,
         help="token budget of a step: chunked fills it, continuous packs prompts up to it (default: 256)",
     )
     group.add_argument("--max-model-len", type=positive_int, help="longest prompt + output, in tokens")
-    group.add_argument("--block-size", type=positive_int, help="tokens in a KV block (default: 16)")
+    group.add_argument("--block-size", type=whole_number(1, 1_000_000), help="tokens in a KV block (default: 16)")
     group.add_argument(
         "--kv-cache-tokens",
         type=positive_int,
@@ -126,19 +142,70 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name, None)) is not None}
 
 
+def characters(text: str) -> str:
+    """U+FFFD for what is no character: bytes of a command line or a pipe that were not UTF-8."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def complain(who: str, message: str) -> int:
+    """A sentence on standard error. Returns the exit code of a user's mistake."""
+    if len(message) > LONGEST_SENTENCE:
+        message = f"{message[: LONGEST_SENTENCE // 2]} […] {message[-LONGEST_SENTENCE // 4 :]}"
+    with suppress(OSError):
+        print(f"{who}: {message}", file=sys.stderr)
+    return 2
+
+
+@contextmanager
+def writing(path: str) -> Iterator[None]:
+    """Say in a sentence what went wrong with a file. Raises InvalidParameter."""
+    try:
+        yield
+    except MinibatcherError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"can't write {path!r}: {getattr(error, 'strerror', None) or error}") from error
+
+
 def write_json(data: Any, path: str) -> None:
     """To a file, or to standard output for "-". Raises InvalidParameter where the file can't be written."""
-    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    if path == "-":
-        sys.stdout.write(text)
+    # Standard output may have any encoding: there all but ASCII is escaped.
+    with writing(path):
+        text = json.dumps(data, indent=1, ensure_ascii=path == "-", allow_nan=False) + "\n"
+        if path != "-":
+            Path(path).write_text(characters(text), encoding="utf-8")
+            return
+    sys.stdout.write(text)
+
+
+def check_file(path: str | None) -> None:
+    """Say before a long run, not after it, that its result has nowhere to go. Raises InvalidParameter."""
+    if path is None or path == "-":
         return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidParameter(f"can't write {path}: {error.strerror}") from error
+    with writing(path):
+        target = Path(path).resolve()
+        if not path or target.is_dir():
+            raise InvalidParameter(f"can't write {path!r}: it is a folder, not a file")
+        if not target.parent.is_dir():
+            raise InvalidParameter(f"can't write {path!r}: the folder {target.parent} does not exist")
+        if target.exists():
+            if not os.access(target, os.W_OK):
+                raise InvalidParameter(f"can't write {path!r}: it is write-protected")
+        else:
+            target.open("xb").close()  # no rule tells as surely as trying
+            target.unlink()
 
 
-def check_writable(path: str | None) -> None:
-    """Say before a long run, not after it, that its result has nowhere to go."""
-    if path and path != "-" and not Path(path).resolve().parent.is_dir():
-        raise InvalidParameter(f"can't write {path}: the folder {Path(path).resolve().parent} does not exist")
+def check_folder(path: str | None) -> None:
+    """The same for a folder that is yet to be made, or there already."""
+    if path is None:
+        return
+    with writing(path):
+        if not path:
+            raise InvalidParameter("a folder needs a name, not ''")
+        there = Path(path).resolve()
+        while not there.exists():
+            there = there.parent
+        if not there.is_dir():
+            raise InvalidParameter(f"can't write to {path!r}: {there} is no folder")
+        tempfile.TemporaryFile(dir=there).close()

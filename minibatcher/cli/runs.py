@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidParameter
+from ..errors import InvalidParameter, MinibatcherError
 from ..report import comparison, table
 from ..scheduling import STRATEGIES, strategy
 from ..workload import load_workload, workload_names
-from .options import check_writable, natural_int, positive_int, positive_number, rate, write_json
+from .options import (
+    check_file,
+    check_folder,
+    complain,
+    positive_number,
+    rate,
+    seed,
+    whole_number,
+    write_json,
+    writing,
+)
 
 DEFAULT_WORKLOAD = "azure-conv"
 DEFAULT_STRATEGIES = ["static", "dynamic", "continuous", "chunked"]
 
 
-def add_workload_options(parser: argparse.ArgumentParser, default_num_requests: int, default_rate: str) -> None:
+def add_workload_options(
+    parser: argparse.ArgumentParser, default_num_requests: int, default_rate: str, most_requests: int = 10_000_000
+) -> None:
     what = parser.add_argument_group("workload")
     what.add_argument(
         "--workload",
@@ -26,12 +40,16 @@ def add_workload_options(parser: argparse.ArgumentParser, default_num_requests: 
         f"with prompt_tokens/prompt, output_tokens, arrival_time (default: {DEFAULT_WORKLOAD})",
     )
     what.add_argument(
-        "--num-requests", type=positive_int, help=f"how many (default: {default_num_requests}, or all of a file)"
+        "--num-requests",
+        type=whole_number(1, most_requests),
+        help=f"how many (default: {default_num_requests}, or all of a file)",
     )
     what.add_argument(
-        "--request-rate", type=rate, help=f"requests per second, or inf for all at once (default: {default_rate})"
+        "--request-rate",
+        type=rate,
+        help=f"requests per second, or inf for all at once (default: what WORKLOAD says, else {default_rate})",
     )
-    what.add_argument("--seed", type=natural_int, default=0, help="everything random starts from it (default: 0)")
+    what.add_argument("--seed", type=seed, default=0, help="everything random starts from it (default: 0)")
     what.add_argument(
         "--strategies",
         nargs="+",
@@ -65,18 +83,25 @@ def check_results(args: argparse.Namespace) -> list[str]:
     names = [name for given in args.strategies for name in given.split(",") if name]
     for name in names:
         strategy(name)
-    for path in (args.json, args.plot):
-        check_writable(path)
-    if args.plot and Path(args.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
+    if not names:
+        raise InvalidParameter(f"--strategies names none; known: {', '.join(STRATEGIES)}")
+    if args.plot is not None and Path(args.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InvalidParameter(f"--plot writes .png, .svg or .pdf, not {args.plot!r}")
+    check_file(args.json)
+    check_file(args.plot)
+    check_folder(args.timeline)
     return names
 
 
 def read_workload(args: argparse.Namespace, default_num_requests: int, default_rate: float | None, count_tokens=None):
-    """The workload that the options name. default_rate: for named workloads; None keeps a profile's own arrivals."""
-    is_file = Path(args.workload).exists()
+    """The workload that the options name.
+
+    default_rate: for named workloads that say nothing of arrivals themselves; None keeps a profile's own.
+    """
+    name, _, own = args.workload.partition(":")
+    is_file = name not in workload_names()
     request_rate = args.request_rate
-    if request_rate is None and not is_file:
+    if request_rate is None and not is_file and not re.search(r"(^|,)\s*(request_rate|arrivals)\s*=", own):
         request_rate = default_rate
     count = args.num_requests or (None if is_file else default_num_requests)
     return load_workload(
@@ -85,29 +110,46 @@ def read_workload(args: argparse.Namespace, default_num_requests: int, default_r
 
 
 def give_results(args: argparse.Namespace, timelines: dict[str, Any], utilisation: dict | None = None) -> int:
-    """Print the table and write what was asked for. Returns the exit code."""
+    """Write what was asked for, then print the table. Returns the exit code; a file that fails costs no other."""
+    if not timelines:
+        raise KeyboardInterrupt  # before anything was served
     objectives = {name: getattr(args, f"slo_{name}") for name in ("ttft_ms", "tpot_ms")}
     objectives = {name: limit for name, limit in objectives.items() if limit is not None}
-    result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour, utilisation=utilisation)
-    print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
-    if args.json:
-        write_json(result, args.json)
+    written = []
     if args.timeline:
-        _write_timelines(timelines, args.timeline)
+        written.append(_attempt(args, lambda: _write_timelines(timelines, args.timeline)))
     if args.plot:
-        from ..viz.plots import plot_comparison
-
-        plot_comparison(timelines).savefig(args.plot)
-    if any(timeline.header.get("interrupted") for timeline in timelines.values()):
+        written.append(_attempt(args, lambda: _draw(timelines, args.plot)))
+    result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour, utilisation=utilisation)
+    if args.json:
+        written.append(_attempt(args, lambda: write_json(result, args.json)))
+    print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
+    interrupted = any(timeline.header.get("interrupted") for timeline in timelines.values())
+    if interrupted:
         print("interrupted: the numbers are those of what was done so far", file=sys.stderr)
-        return 130
-    return 0
+    return 2 if not all(written) else 130 if interrupted else 0
+
+
+def _attempt(args: argparse.Namespace, write: Callable[[], None]) -> bool:
+    try:
+        write()
+    except MinibatcherError as error:
+        complain(f"minibatcher {args.command}", str(error))
+        return False
+    return True
 
 
 def _write_timelines(timelines: dict[str, Any], folder: str) -> None:
-    try:
+    with writing(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for name, timeline in timelines.items():
-            timeline.save(Path(folder) / f"{name}.json")
-    except OSError as error:
-        raise InvalidParameter(f"can't write timelines to {folder}: {error.strerror}") from error
+    for name, timeline in timelines.items():
+        path = Path(folder) / f"{name}.json"
+        with writing(str(path)):
+            timeline.save(path)
+
+
+def _draw(timelines: dict[str, Any], path: str) -> None:
+    from ..viz.plots import plot_comparison
+
+    with writing(path):
+        plot_comparison(timelines).savefig(path)

@@ -10,12 +10,12 @@ import reprlib
 from pathlib import Path
 from typing import Any
 
-from minibatcher.errors import WorkloadError
-from minibatcher.workload.arrivals import ARRIVALS, arrival_times
-from minibatcher.workload.base import Workload, WorkloadRequest
-from minibatcher.workload.generators import GENERATORS, bimodal, lognormal, longtail, uniform
-from minibatcher.workload.profiles import profile, profiles
-from minibatcher.workload.readers import CountTokens, read_workload
+from ..errors import WorkloadError
+from .arrivals import ARRIVALS, arrival_times
+from .base import Workload, WorkloadRequest
+from .generators import GENERATORS, bimodal, lognormal, longtail, uniform
+from .profiles import profile, profiles
+from .readers import CountTokens, read_workload
 
 __all__ = [
     "ARRIVALS",

@@ -7,9 +7,10 @@ from zlib import crc32
 
 import numpy as np
 
-from minibatcher.errors import WorkloadError
+from ..errors import WorkloadError
 
 ARRIVALS = ("poisson", "gamma", "all-at-once")
+LONGEST_S = 366 * 86_400.0  # a year: later arrivals are a mistake, most often of units
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -34,7 +35,7 @@ def arrival_times(
         raise WorkloadError(f"Unknown arrivals {arrivals!r}; known: {', '.join(ARRIVALS)}.")
     if arrivals == "all-at-once" or math.isinf(request_rate):
         return np.zeros(num_requests)
-    check_positive(arrival_cv=cv)
+    check_cv(arrival_cv=cv)
     shape = 1.0 if arrivals == "poisson" else cv**-2
     gaps = stream(seed, "arrivals").gamma(shape, 1 / (shape * request_rate), num_requests)
     return from_gaps(gaps)
@@ -53,16 +54,27 @@ def check_count(num_requests: int) -> None:
 
 
 def check_rate(requests_per_s: float) -> None:
-    """Raise `WorkloadError` unless the rate is above 0 (infinity: all at once)."""
+    """Raise `WorkloadError` unless the rate is above 0 (infinity: all at once) and at least one request a year."""
     if not isinstance(requests_per_s, int | float) or not requests_per_s > 0:
         raise WorkloadError(
             f"The request rate must be a number of requests per second above 0, or inf for all at once, "
             f"not {requests_per_s!r}."
         )
+    if requests_per_s * LONGEST_S < 1:
+        raise WorkloadError(
+            f"The request rate is in requests per second; {requests_per_s:.3g} would be less than one request a year."
+        )
 
 
-def check_positive(**values: float) -> None:
-    """Raise `WorkloadError` unless all are finite and above 0; the keywords name them in the message."""
+def check_positive(at_least: float = 0.0, at_most: float = math.inf, **values: float) -> None:
+    """Raise `WorkloadError` unless all are finite, above 0 and within bounds; the keywords name them in the message."""
     for name, value in values.items():
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise WorkloadError(f"{name} must be a finite number above 0, not {value!r}.")
+        if not at_least <= value <= at_most:
+            raise WorkloadError(f"{name} must lie between {at_least:,} and {at_most:,}, not at {value!r}.")
+
+
+def check_cv(**values: float) -> None:
+    """Raise `WorkloadError` unless all can be coefficients of variation; beyond these bounds draws lose all meaning."""
+    check_positive(0.001, 1_000, **values)

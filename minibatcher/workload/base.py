@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from minibatcher.errors import WorkloadError
-from minibatcher.workload.arrivals import arrival_times, check_count, check_rate
+from ..errors import WorkloadError
+from .arrivals import LONGEST_S, arrival_times, check_count, check_rate
 
 MAX_TOKENS = 2**31 - 1
 
@@ -43,7 +43,10 @@ class WorkloadRequest:
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in order of arrival, with where they come from. Raises `WorkloadError` when empty or ids repeat."""
+    """Requests in order of arrival, with where they come from.
+
+    Raises `WorkloadError` when empty, when ids repeat or when the last arrival is more than a year away.
+    """
 
     name: str
     requests: tuple[WorkloadRequest, ...]
@@ -60,6 +63,11 @@ class Workload:
             raise WorkloadError(
                 f"The request_id {twice!r} occurs twice in the workload {self.name!r}; ids must differ."
             )
+        if ordered[-1].arrival_time > LONGEST_S:
+            raise WorkloadError(
+                f"The last request of {self.name!r} arrives {ordered[-1].arrival_time:.4g} s after the start; a year "
+                "is the most. Arrival times are in seconds: correct them, or raise the request rate."
+            )
         object.__setattr__(self, "requests", ordered)
 
     def __len__(self) -> int:
@@ -69,7 +77,10 @@ class Workload:
         return iter(self.requests)
 
     def to_jsonl(self, path: str | Path) -> None:
-        """Write the workload as JSON lines, a header line first; `load_workload` reads it back unchanged."""
+        """Write the workload as JSON lines, a header line first; `load_workload` reads it back unchanged.
+
+        Only where the first request arrives after more than a day, reading shifts it to 0.
+        """
         header = {"workload": self.name, "source": self.source, "notes": list(self.notes)}
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(header) + "\n")
@@ -130,7 +141,8 @@ class Workload:
         stays. The factor brings the given quantile of prompt + output down to the context; the few longer requests are
         cut to the context, each with its ratio kept (a factor set by the longest request would crush all others).
         Text cannot be shrunk: in a workload with text the requests that do not fit are left out.
-        A request whose output length is unknown needs room for one token. What fits already is returned unchanged.
+        A request whose output length is unknown needs room for one token, and may use what its prompt leaves
+        (`prompts.to_requests`). What fits already is returned unchanged.
         """
         if type(max_model_len) is not int or max_model_len < 2:
             raise WorkloadError(f"max_model_len must be a whole number, 2 or more, not {max_model_len!r}.")

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from minibatcher.errors import MinibatcherError, WorkloadError
-from minibatcher.workload.base import Workload
-from minibatcher.workload.readers import read_workload
+from ..errors import MinibatcherError, WorkloadError
+from .base import Workload
+from .readers import read_workload
 
 LEVELS_PERCENT = (0, 0.1, 0.5, 1, *np.arange(2.5, 98, 2.5), 98, 98.5, 99, 99.3, 99.5, 99.7, 99.9, 99.95, 100)
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from minibatcher.errors import WorkloadError
-from minibatcher.workload.arrivals import arrival_times, check_count, check_positive, stream
-from minibatcher.workload.base import MAX_TOKENS, Workload, WorkloadRequest
+from ..errors import WorkloadError
+from .arrivals import arrival_times, check_count, check_cv, check_positive, stream
+from .base import MAX_TOKENS, Workload, WorkloadRequest
 
 SYNTHETIC = "Synthetic, drawn by minibatcher; no real traffic."
 
@@ -57,7 +57,8 @@ def lognormal(
 ) -> Workload:
     """Log-normal lengths with the given means (tokens) and coefficient of variation, independent of each other."""
     check_count(num_requests)
-    check_positive(prompt_mean=prompt_mean, output_mean=output_mean, cv=cv)
+    check_positive(at_most=MAX_TOKENS, prompt_mean=prompt_mean, output_mean=output_mean)
+    check_cv(cv=cv)
     prompt = prompt_mean * _lognormal(stream(seed, "lognormal/prompt"), num_requests, cv)
     output = output_mean * _lognormal(stream(seed, "lognormal/output"), num_requests, cv)
     times = arrival_times(num_requests, request_rate, arrivals, cv=arrival_cv, seed=seed)
@@ -83,9 +84,9 @@ def longtail(
     the smaller alpha, the heavier the tail. Prompts are log-normal.
     """
     check_count(num_requests)
-    check_positive(
-        prompt_mean=prompt_mean, prompt_cv=prompt_cv, output_min=output_min, output_max=output_max, alpha=alpha
-    )
+    check_positive(at_most=MAX_TOKENS, prompt_mean=prompt_mean, output_min=output_min, output_max=output_max)
+    check_positive(0.001, 1_000, alpha=alpha)
+    check_cv(prompt_cv=prompt_cv)
     if not 1 <= output_min <= output_max <= MAX_TOKENS:
         raise WorkloadError(f"output_min must lie between 1 and output_max, not {output_min!r} (max {output_max!r}).")
     prompt = prompt_mean * _lognormal(stream(seed, "longtail/prompt"), num_requests, prompt_cv)
@@ -117,8 +118,9 @@ def bimodal(
     check_count(num_requests)
     if not 0 <= rag_share <= 1:
         raise WorkloadError(f"rag_share must lie between 0 and 1, not {rag_share!r}.")
-    check_positive(chat_prompt_mean=chat_prompt_mean, rag_prompt_mean=rag_prompt_mean, cv=cv)
-    check_positive(chat_output_mean=chat_output_mean, rag_output_mean=rag_output_mean)
+    check_positive(at_most=MAX_TOKENS, chat_prompt_mean=chat_prompt_mean, rag_prompt_mean=rag_prompt_mean)
+    check_positive(at_most=MAX_TOKENS, chat_output_mean=chat_output_mean, rag_output_mean=rag_output_mean)
+    check_cv(cv=cv)
     is_rag = stream(seed, "bimodal/kind").random(num_requests) < rag_share
     prompt = _lognormal(stream(seed, "bimodal/prompt"), num_requests, cv)
     output = _lognormal(stream(seed, "bimodal/output"), num_requests, cv)

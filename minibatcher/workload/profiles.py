@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from minibatcher.errors import UnknownName
-from minibatcher.workload.arrivals import arrival_times, check_count, check_rate, from_gaps, stream
-from minibatcher.workload.base import Workload
-from minibatcher.workload.generators import assemble
+from ..errors import UnknownName
+from .arrivals import arrival_times, check_count, check_rate, from_gaps, stream
+from .base import Workload
+from .generators import assemble
 
 # Uniform draws are stratified: each block of this many requests has one draw in each of as many equal slices of (0, 1).
 # So a sample of a trace's own size meets its 99th percentile, and its mean rate however bursty; independent draws miss

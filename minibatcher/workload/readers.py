@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from minibatcher.errors import WorkloadError
-from minibatcher.workload.base import Workload, WorkloadRequest
+from ..errors import WorkloadError
+from .base import Workload, WorkloadRequest
 
 CountTokens = Callable[[str], int]
 Record = tuple[str, dict[str, Any]]  # where it stands ("line 3"), and the object itself
@@ -24,14 +24,18 @@ FORMATS = (
 )
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _OWN_KEYS = set(WorkloadRequest.__slots__)
+DAY_S = 86_400.0
 
 
 def read_workload(path: str | Path, *, count_tokens: CountTokens | None = None) -> Workload:
     """Read every request of a file. `count_tokens` gives the length in tokens of texts that come without one.
 
     Raises `WorkloadError` with the line and what was expected there. Nothing is skipped but ShareGPT conversations in
-    which no human speaks, and the notes count those.
+    which no human speaks, and the notes count those. Where the first request arrives after more than a day (times since
+    1970, say), it is shifted to 0 and the others with it, and the notes say so. U+FFFD takes the place of halves of
+    surrogate pairs, which are no characters.
     """
     path = Path(path)
     text = _read_text(path)
@@ -97,7 +101,8 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _parse(path: Path, text: str, line: int, expected: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        return _characters(value) if re.search(r"\\u[dD][89a-fA-F]", text) else value
     except json.JSONDecodeError as error:
         at = line + error.lineno - 1
         raise WorkloadError(
@@ -106,6 +111,17 @@ def _parse(path: Path, text: str, line: int, expected: str) -> Any:
         ) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or nesting without end
         raise WorkloadError(f"{path}, line {line}: not readable as JSON ({error}); expected {expected}.") from None
+
+
+def _characters(value: Any) -> Any:
+    """A parsed JSON value with U+FFFD for each lone surrogate, which no file, terminal or tokenizer takes."""
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_characters(item) for item in value]
+    if isinstance(value, dict):
+        return {_characters(key): _characters(item) for key, item in value.items()}
+    return value
 
 
 def _json_lines(path: Path, text: str) -> Iterator[Record]:
@@ -237,9 +253,15 @@ def _timestamp(text: str) -> tuple[datetime, float]:
     raise WorkloadError(f"TIMESTAMP must look like 2023-11-16 18:17:03.9799600, not {text!r}.")
 
 
-def _workload(path: Path, requests: list[WorkloadRequest], **about: Any) -> Workload:
+def _workload(
+    path: Path, requests: list[WorkloadRequest], *, name: str, source: str, notes: tuple[str, ...] = ()
+) -> Workload:
+    start = min((r.arrival_time for r in requests), default=0.0)
+    if start > DAY_S:
+        requests = [replace(r, arrival_time=r.arrival_time - start) for r in requests]
+        notes = (*notes, f"arrivals shifted by {start:,.0f} s, so that the first is at 0")
     try:
-        return Workload(requests=tuple(requests), **about)
+        return Workload(_characters(name), tuple(requests), _characters(source), notes)
     except WorkloadError as error:
         raise WorkloadError(f"{path}: {error}") from None
 
