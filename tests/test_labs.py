@@ -4,9 +4,12 @@ And the build: what it makes, what it refuses, what `--check` sees.
 """
 
 import contextlib
+import functools
 import json
 import shutil
 import signal
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from minibatcher.labkit import CheckFailed, build, check, checks, hint, judge, r
 from minibatcher.labkit.manifest import MANIFEST, ManifestError, load_manifest, read_manifest
 from minibatcher.labkit.notebooks import BuildError, read_source, role_of, stub, student_copy
 from minibatcher.labkit.questions import load_questions
+from minibatcher.labkit.time_limit import TimeLimitReached, time_limit
 
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = load_manifest()
@@ -115,19 +119,265 @@ def test_an_object_that_equals_everything_does_not_pass():
     assert not judge("7.1-fastest-finisher", lambda lengths, size: Yes(1)).ok
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
-def test_an_endless_loop_is_stopped(monkeypatch):
-    short = {name: replace(exercise, time_limit_s=1) for name, exercise in EXERCISES.items()}
-    monkeypatch.setattr(checks, "load_manifest", lambda: short)
+def broken(method, error=None):
+    """An object of which one method raises."""
 
-    def endless(lengths, size):
-        while True:
-            with contextlib.suppress(Exception):
-                time.sleep(0.01)
+    def fails(self, *arguments):
+        raise error or RuntimeError("out of order")
 
-    result = judge("7.1-padding", endless)
-    assert not result.ok and "stopped after 1 seconds with prompt_lengths=[3, 7, 5]" in result.message
+    return type("Broken", (), {method: fails})()
+
+
+def raising(error):
+    def answer(lengths, size):
+        raise error
+
+    return answer
+
+
+def recursion(lengths, size):
+    return recursion(lengths, size)
+
+
+WITH = "with output_lengths=[3, 7, 5], batch_size=2"
+NO_STR = type("NoStr", (Exception,), {"__str__": lambda self: 1 / 0})
+NO_NAME = type("Meta", (type,), {"__name__": property(lambda cls: 1 / 0)})("NoName", (Exception,), {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda lengths, size: sys.exit(0), f"{WITH} called exit; return the answer instead"),
+        (raising(SystemExit("x\ny")), f"{WITH} called exit; return the answer instead"),
+        (raising(GeneratorExit()), f"{WITH} raised GeneratorExit\n"),
+        (raising(BaseException("a\nb\x1b[2J")), f"{WITH} raised BaseException: a b [2J"),
+        (raising(pytest.skip.Exception("no")), f"{WITH} raised Skipped: no"),
+        (recursion, f"{WITH} raised RecursionError: maximum recursion depth exceeded"),
+        (raising(NO_STR()), f"{WITH} raised NoStr, which has no readable message"),
+        (raising(NO_NAME()), f"{WITH} failed with something that can't be shown"),
+        (raising(ValueError("m" * 10**6 + "\nend")), f"{WITH} raised ValueError: mmm"),
+        (lambda lengths, size: 10**5000, f"{WITH}: expected 4, got a number of about 5001 digits"),
+        (lambda lengths, size: -(10**5000), f"{WITH}: expected 4, got a number of about 5001 digits"),
+        (lambda lengths, size: [10**5000], f"{WITH}: got an object (list) that can't be read, it raised ValueError"),
+        (lambda lengths, size: "x" * 10**7, f"{WITH}: expected a whole number, got 'xxx"),
+        (lambda lengths, size: "x\r\n\u2028" * 10**4, f"{WITH}: expected a whole number, got 'x"),
+        (
+            lambda lengths, size: broken("__repr__"),
+            f"{WITH}: got an object (Broken) that can't be read, it raised RuntimeError: out of order",
+        ),
+        (lambda lengths, size: broken("__index__"), "it raised RuntimeError: out of order"),
+        (lambda lengths, size: broken("__index__", SystemExit()), "(Broken) that can't be read, it raised SystemExit"),
+        (lambda lengths, size: broken("__index__", TypeError("z" * 10**6)), "expected a whole number, got <"),
+    ],
+)
+def test_whatever_an_answer_does_is_a_failed_check_of_two_short_lines(answer, message):
+    with pytest.raises(CheckFailed) as failure:
+        check("7.1-fastest-finisher", answer)
+    lines = str(failure.value).splitlines(keepends=True)
+    assert len(lines) == 2 and lines[0].startswith("✗ 7.1-fastest-finisher: ") and message in lines[0]
+    assert len(lines[0]) < 450
+
+
+def test_numbers_of_a_pair_are_shortened_too():
+    message = judge("7.1-padding", lambda lengths, size: (19, 10**5000)).message
+    assert message.endswith("expected (19, 15), got (19, a number of about 5001 digits)")
+    for method in ("__iter__", "__len__"):
+        result = judge("7.1-padding", lambda lengths, size, method=method: broken(method))
+        assert not result.ok and "\n" not in result.message
+
+
+def test_a_readers_interrupt_is_not_taken_for_an_answer():
+    with pytest.raises(KeyboardInterrupt):
+        judge("7.1-padding", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        judge("7.1-fastest-finisher", lambda lengths, size: broken("__index__", KeyboardInterrupt()))
+
+
+def test_a_flood_of_prints_is_cut_and_does_not_change_the_result(capsys):
+    def chatty(lengths, size):
+        print("début", flush=True)
+        print("x" * 3000)
+        print("y" * 3000, file=sys.stderr)
+        return with_numpy(lengths, size)
+
+    before = sys.stdout
+    assert check("7.1-padding", chatty).ok and sys.stdout is before
+    shown = capsys.readouterr()
+    assert shown.out.startswith("début\nxxx") and "\n… the rest of what your function prints is left out\n" in shown.out
+    assert shown.out.splitlines()[-1].startswith("✓ 7.1-padding: right")
+    assert len(shown.out) < 2300 and 2000 < len(shown.err) < 2100
+
+
+def test_an_answer_may_change_its_inputs_in_depth(monkeypatch):
+    rules = replace(
+        checks.judges()["7.1-fastest-finisher"],
+        cases=lambda rng: [([[1, 2], [3]], 2)],
+        answer=lambda lengths, size: sum(map(sum, lengths)),
+        mistakes=(checks.Mistake(lambda lengths, size: 2, "Only the first."),),
+    )
+    monkeypatch.setattr(checks, "judges", lambda: {"7.1-fastest-finisher": rules})
+
+    def right(lengths, size):
+        return sum(row.pop() for row in lengths for _ in row[:])
+
+    def empties(lengths, size):
+        count = len(lengths[0])
+        lengths[0].clear()
+        return count
+
+    assert judge("7.1-fastest-finisher", right).ok
+    message = judge("7.1-fastest-finisher", empties).message
+    assert message == "with output_lengths=[[1, 2], [3]], batch_size=2: expected 6, got 2. Only the first."
+
+
+# The time limit
+
+needs_timers = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no interval timers")
+
+
+@pytest.fixture
+def short_limit(monkeypatch):
+    """A fifth of a second for every exercise; messages keep the manifest's ten."""
+    monkeypatch.setattr(checks, "time_limit", lambda seconds: time_limit(seconds / 50))
+
+
+def endless(lengths, size):
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(0.01)
+
+
+def leaves_its_loop_by_a_bare_except(lengths, size):
+    while True:
+        try:
+            sum(lengths[:size])
+        except:  # noqa: E722
+            break
+    return 4
+
+
+def loops_through_bare_excepts(lengths, size):
+    while True:
+        try:
+            while True:
+                try:
+                    lengths.pop()
+                except:  # noqa: E722
+                    lengths = []
+        except:  # noqa: E722
+            pass
+
+
+def never_leaves_a_try_but_for_a_moment(lengths, size):
+    while True:
+        try:
+            while True:
+                pass
+        except:  # noqa: E722
+            pass
+
+
+def tries_again_at_every_depth(lengths, size):
+    try:
+        return tries_again_at_every_depth(lengths, size)
+    except:  # noqa: E722
+        return tries_again_at_every_depth(lengths, size)
+
+
+def tidies_up_for_ever(lengths, size):
+    try:
+        endless(lengths, size)
+    finally:
+        endless(lengths, size)
+
+
+def raises_another(lengths, size):
+    try:
+        endless(lengths, size)
+    except BaseException:
+        raise SystemExit(0) from None
+
+
+def prints_for_ever(lengths, size):
+    while True:
+        print("again and again")
+
+
+class EndlessNumber:
+    def __index__(self):
+        return leaves_its_loop_by_a_bare_except([1], 1)
+
+
+@needs_timers
+@pytest.mark.parametrize(
+    "answer",
+    [
+        endless,
+        leaves_its_loop_by_a_bare_except,
+        loops_through_bare_excepts,
+        never_leaves_a_try_but_for_a_moment,
+        tries_again_at_every_depth,
+        tidies_up_for_ever,
+        raises_another,
+        prints_for_ever,
+        functools.partial(lambda sleep, lengths, size: sleep(100), time.sleep),
+        lambda lengths, size: EndlessNumber(),
+    ],
+)
+def test_an_endless_answer_is_stopped_whatever_it_catches(answer, short_limit):
+    handler, started = signal.getsignal(signal.SIGALRM), time.monotonic()
+    result = judge("7.1-fastest-finisher", answer)
+    assert time.monotonic() - started < 3
+    assert not result.ok and result.message.startswith(f"stopped after 10 seconds {WITH}; is there a loop")
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
+@needs_timers
+def test_a_wrong_answer_that_loops_later_is_told_what_differed(short_limit):
+    calls = []
+
+    def answer(lengths, size):
+        calls.append(size)
+        return 9 if len(calls) == 1 else leaves_its_loop_by_a_bare_except(lengths, size)
+
+    # 9 is what a known mistake gives for the first case; whether it does for the others can't be seen in time.
+    result = judge("7.1-fastest-finisher", answer)
+    assert not result.ok and result.message == f"{WITH}: expected 4, got 9"
+
+
+@needs_timers
+def test_code_that_is_not_the_answers_is_never_interrupted(short_limit):
+    with time_limit(0.05) as limited:
+        assert limited(divmod, 17, 5) == (3, 2)
+        time.sleep(0.2)
+        with pytest.raises(TimeLimitReached):
+            limited(divmod, 17, 5)
+
+
+def test_without_timers_a_late_answer_fails_once_it_ends(short_limit):
+    def late(lengths, size):
+        time.sleep(0.3)
+        return 4
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(judge("7.1-fastest-finisher", late)))
+    thread.start()
+    thread.join()
+    assert results[0].message.startswith(f"stopped after 10 seconds {WITH}")
+
+
+@needs_timers
+def test_a_timer_that_was_set_before_is_set_again(short_limit):
+    before = signal.signal(signal.SIGALRM, lambda signum, frame: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 60, 7)
+        assert judge("7.1-padding", with_numpy).ok
+        left, period = signal.getitimer(signal.ITIMER_REAL)
+        assert 50 < left <= 60 and period == 7
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_inputs_differ_from_call_to_call_and_repeat_for_a_seed():
