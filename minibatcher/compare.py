@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from .build import EngineOptions, build_engine, resolve_device
 from .engine import Engine
@@ -88,9 +88,10 @@ def _special_ids(model: LoadedModel) -> tuple[int, ...]:
 
 def _warm_up(engine: Engine, model: LoadedModel) -> None:
     """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run."""
-    length = min(32, engine.max_model_len - 4)
+    room = min(engine.max_model_len, engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size)
+    length = max(1, min(32, room - 4))
     prompts = [[(7 * i + j) % model.config.vocab_size for j in range(length)] for i in range(2)]
-    params = replace(SamplingParams(), max_tokens=4, ignore_eos=True)
+    params = SamplingParams(max_tokens=min(4, room - length), ignore_eos=True)
     for i, prompt in enumerate(prompts):
         engine.add(prompt, params, request_id=f"warm-up-{i}")
     while engine.scheduler.has_work():

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +17,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from minibatcher.cli import main  # noqa: E402
+from minibatcher.cli import main, runs  # noqa: E402
 from minibatcher.model.loader import load_model  # noqa: E402
 from minibatcher.timeline import Timeline  # noqa: E402
 
@@ -92,6 +96,152 @@ def test_same_command_same_text(capsys):
     assert texts[0] == texts[1] != texts[2]
 
 
+def generated(capsys, *args) -> list[str]:
+    assert main(["generate", *args, "--max-tokens", "12", "--seed", "3", "--json", "-"]) == 0
+    return [row["prompt"] + row["text"] for row in json.loads(capsys.readouterr().out)]
+
+
+def test_a_prompt_has_the_same_text_streamed_alone_or_in_a_batch(capsys):
+    assert main(["generate", "ROMEO:", "--max-tokens", "12", "--seed", "3"]) == 0
+    streamed = capsys.readouterr().out.removesuffix("\n")
+    assert generated(capsys, "ROMEO:") == [streamed]
+    batch = generated(capsys, "ROMEO:", "ROMEO:", "--strategy", "static")
+    assert batch[0] == streamed != batch[1]
+
+
+@pytest.mark.parametrize("prompt", ["\ud800A", "\udcffA"])
+def test_what_is_no_character_is_replaced(prompt, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xffA"), encoding="utf-8"))
+    assert generated(capsys, prompt, "-", "--stop", prompt)[0].startswith("\ufffdA")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xffA"), encoding="utf-8"))
+    assert generated(capsys, "-")[0].startswith("\ufffdA")
+
+
+def test_an_interrupted_batch_prints_what_was_done_and_exits_with_130(capsys, monkeypatch):
+    from minibatcher.engine import Engine
+
+    step, steps = Engine._step, []
+
+    def interrupted_step(engine):
+        steps.append(step(engine))
+        if len(steps) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return steps[-1]
+
+    monkeypatch.setattr(Engine, "_step", interrupted_step)
+    code = main(["generate", "ROMEO:", "JULIET:", "--max-tokens", "40", "--ignore-eos", "--json", "-"])
+    captured = capsys.readouterr()
+    assert code == 130 and "interrupted: the texts are what was done" in captured.err
+    rows = json.loads(captured.out)
+    assert [row["finish_reason"] for row in rows] == ["abort", "abort"]
+    assert all(0 < len(row["token_ids"]) < 40 for row in rows)
+
+
+QUICK = ["--workload", "uniform", "--num-requests", "3", "--max-model-len", "32", "--strategies", "continuous"]
+
+
+@pytest.mark.parametrize(
+    "workload, rate, gap",
+    [
+        ("uniform:request_rate=50", None, 1 / 50),
+        ("uniform:arrivals=gamma,request_rate=50", None, 1 / 50),
+        ("uniform:request_rate=3", "80", 1 / 80),
+        ("uniform:prompt_max=20", None, 0),
+        ("azure-conv", None, 0),
+        ("azure-conv:request_rate=50", None, 1 / 50),
+        ("azure-conv:arrivals=poisson", None, 1 / 5.38),
+    ],
+)
+def test_a_workload_keeps_its_own_arrivals_unless_told(workload, rate, gap):
+    args = argparse.Namespace(workload=workload, request_rate=rate and float(rate), num_requests=4000, seed=2)
+    served = runs.read_workload(args, 48, float("inf"))
+    assert served.requests[-1].arrival_time / 3999 == pytest.approx(gap, rel=0.1)
+
+
+def test_rows_that_name_no_output_length_take_what_is_asked_for_or_left(tmp_path, capsys):
+    path = tmp_path / "open.jsonl"
+    path.write_text('{"prompt_tokens": 20}\n{"prompt_tokens": 55}\n{"prompt_tokens": 9, "output_tokens": 4}\n')
+    lengths = {}
+    for max_tokens in (["--max-tokens", "6"], []):
+        args = ["--workload", str(path), "--max-model-len", "64", "--json", "-", "--strategies", "continuous", "static"]
+        assert main(["compare", *args, *max_tokens]) == 0
+        for run in json.loads(capsys.readouterr().out)["strategies"].values():
+            lengths[tuple(max_tokens)] = [r["output_tokens"] for r in run["requests"]]
+            assert all(r["prompt_tokens"] + r["output_tokens"] <= 64 for r in run["requests"])
+    asked, left = lengths.values()
+    assert asked[0] <= 6 and asked[1] <= 6 and asked[2] == left[2] == 4
+    assert left[0] > 6
+
+
+def test_arrivals_that_take_long_are_announced(tmp_path, capsys, monkeypatch):
+    from minibatcher import compare
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "run_comparison", stop)
+    assert main(["compare", *QUICK, "--request-rate", "0.001", "--seed", "1"]) == 130
+    assert re.search(r"requests of uniform arrive over \d+\.\d (minutes|hours)", capsys.readouterr().err)
+    assert main(["compare", *QUICK, "--request-rate", "50"]) == 130
+    assert "arrive over" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_one_output_that_fails_costs_no_other(tmp_path, capsys):
+    plot, folder = tmp_path / "slots.svg", tmp_path / "runs"
+    (folder / "continuous.json").mkdir(parents=True)
+    code = main(["compare", *QUICK, "--json", "/dev/full", "--plot", str(plot), "--timeline", str(folder)])
+    captured = capsys.readouterr()
+    assert code == 2 and plot.stat().st_size > 1_000 and "MEASURED" in captured.out
+    errors = captured.err.splitlines()
+    assert [error for error in errors if "/dev/full" in error and "No space left" in error]
+    assert [error for error in errors if "continuous.json" in error]
+
+
+def test_no_leftovers_of_the_check_for_outputs(tmp_path):
+    assert (
+        main(["compare", "--json", str(tmp_path / "a.json"), "--timeline", str(tmp_path / "b"), "--model", "no"]) == 2
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_of_memory_is_a_sentence(capsys, monkeypatch):
+    for error in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried …")):
+
+        def fail(args, error=error):
+            raise error
+
+        monkeypatch.setattr("minibatcher.cli.compare.check_results", fail)
+        assert main(["compare"]) == 2
+        assert "not enough memory; lower" in capsys.readouterr().err
+    monkeypatch.setattr("minibatcher.cli.compare.check_results", lambda args: [][0])
+    with pytest.raises(IndexError):  # a bug stays a bug
+        main(["compare"])
+
+
+STREAMS = [
+    ("compare {quick} --json x.json | true", 0, "", "x.json"),
+    ("PYTHONIOENCODING=ascii compare {quick} --json x.json >/dev/null", 0, "", "x.json"),
+    ("compare {quick} --json x.json >/dev/full", 2, "minibatcher compare: No space left on device\n", "x.json"),
+    ("compare {quick} --json x.json 2>&-", 0, "", "x.json"),
+    ("generate - <&-", 2, "minibatcher generate: - reads the prompt from standard input, and that is closed\n", None),
+    ("generate X --max-tokens 2 >&-", 0, "", None),
+]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("command, code, error, written", STREAMS)
+def test_broken_streams(command, code, error, written, tmp_path):
+    program = f"{sys.executable} -m minibatcher"
+    command = re.sub(r"(compare|generate)", rf"{program} \1", command).format(quick=" ".join([*QUICK, "--quiet"]))
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, error)
+    assert written is None or json.loads((tmp_path / written).read_text())["strategies"]
+
+
 def test_info_says_what_runs_where(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out
@@ -122,10 +272,15 @@ def broken(tmp_path) -> dict[str, str]:
         "negative.jsonl": '{"prompt_tokens": -5, "output_tokens": 2, "arrival_time": 0}\n',
         "nan.jsonl": '{"prompt_tokens": 5, "output_tokens": 2, "arrival_time": NaN}\n',
         "empty.jsonl": "",
+        "late.jsonl": '{"prompt_tokens": 1, "arrival_time": 1e300}\n{"prompt_tokens": 1}\n',
+        "open.jsonl": '{"prompt_tokens": 3}\n',
         "long.jsonl": '{"prompt": "%s", "output_tokens": 2, "arrival_time": 0}\n' % ("word " * 3000),
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+        paths[name] = str(tmp_path / name)
+    for name in ("folder", "folder.png"):
+        (tmp_path / name).mkdir()
         paths[name] = str(tmp_path / name)
     return paths
 
@@ -155,9 +310,36 @@ BAD = [
     (["compare", "--workload", "{nan.jsonl}"], "line 1.*(NaN|nan)"),
     (["compare", "--workload", "{empty.jsonl}"], "no requests|empty"),
     (["compare", "--workload", "{long.jsonl}"], "context"),
+    (["compare", "--max-model-len", "1"], "2 or more, not 1"),
     (["compare", "--max-model-len", "9999"], "above the context of bard, 2048"),
     (["compare", "--json", "/no/such/folder/out.json"], "does not exist"),
     (["compare", "--plot", "slots.txt"], "writes .png"),
+    (["compare", "--json", "{folder}"], "is a folder, not a file"),
+    (["compare", "--json", ""], "is a folder, not a file"),
+    (["compare", "--json", "/proc/x"], "can't write '/proc/x'"),
+    (["compare", "--json", "x" * 300], "File name too long"),
+    (["compare", "--plot", "{folder.png}"], "is a folder, not a file"),
+    (["compare", "--plot", "/no/such/folder/x.png"], "does not exist"),
+    (["compare", "--timeline", "{empty.jsonl}"], "is no folder"),
+    (["compare", "--timeline", ""], "needs a name"),
+    (["generate", "x", "--json", "{folder}"], "is a folder, not a file"),
+    (["info", "--json", "/no/such/folder/out.json"], "does not exist"),
+    (["compare", "--strategies", ","], "names none"),
+    (["compare", "--workload", "uniform:request_rate=nan"], "request rate must be a number .* not nan"),
+    (["compare", "--workload", "uniform:arrivals=gamma"], "need a finite request_rate"),
+    (["compare", "--request-rate", "1e-300"], "less than one request a year"),
+    (["compare", "--workload", "{late.jsonl}"], "a year is the most"),
+    (["compare", "--workload", "u" * 5000], "Unknown workload 'uuu"),
+    (["compare", "--model", "m" * 5000], "File name too long"),
+    (["compare", "--num-requests", str(10**12)], "more than 100,000"),
+    (["simulate", "--num-requests", str(10**12)], "more than 10,000,000"),
+    (["compare", "--max-num-seqs", str(10**12)], "more than 1,000,000"),
+    (["compare", "--kv-cache-tokens", str(10**12)], "more than 1,000,000,000"),
+    (["compare", "--block-size", str(10**8)], "more than 65,536"),
+    (["compare", "--price-per-hour", "1e308"], "beyond 1,000,000,000"),
+    (["compare", "--seed", "9" * 4000], "more than 9,223,372,036,854,775,807"),
+    (["compare", "--workload", "{open.jsonl}", "--max-tokens", "300", "--kv-cache-tokens", "160",
+      "--strategies", "chunked"], "need 19 blocks, have 10; lower max_tokens"),
     (["compare", *POOL, "--strategies", "chunked"], "need 25 blocks, have 20; .* kv_cache_tokens"),
     (["compare", *POOL], "need 400 tokens, have 320"),
     (["generate", "x " * 3000], "need .* tokens, have 2048"),
@@ -179,6 +361,7 @@ def test_bad_input_gets_a_sentence_and_exit_code_2(args, message, broken, capsys
     error = capsys.readouterr().err
     assert code == 2
     assert error.startswith(f"minibatcher {args[0]}: ") and "Traceback" not in error
+    assert error.count("\n") == 1 and len(error) < 2_000
     assert re.search(message, error, flags=re.DOTALL), error
 
 

@@ -70,6 +70,9 @@ def test_workload_sorts_and_refuses_nothing_and_twins():
         Workload("w", (), "")
     with pytest.raises(WorkloadError, match="'b' occurs twice"):
         Workload("w", (a, b, c, b), "")
+    late = WorkloadRequest("late", 1.7e9, 1, 1)
+    with pytest.raises(WorkloadError, match=r"'w' arrives 1.7e\+09 s after the start; a year is the most"):
+        Workload("w", (a, late), "")
 
 
 def test_summary():
@@ -265,11 +268,21 @@ def test_specs():
         ("uniform:arrivals=steady,request_rate=1", r"Unknown arrivals 'steady'; known: poisson, gamma, all-at-once"),
         ("uniform:arrivals=gamma,request_rate=1,arrival_cv=0", r"arrival_cv must be a finite number above 0"),
         ("azure-conv:request_rate=-2", r"request rate must be a number .* not -2.0"),
+        ("uniform:request_rate=nan", r"request rate must be a number .* not nan"),
+        ("uniform:request_rate=1e-300", r"1e-300 would be less than one request a year"),
+        ("azure-conv:request_rate=1e-300", r"1e-300 would be less than one request a year"),
+        ("uniform:request_rate=1e-7", r"last request of 'uniform' arrives .* a year is the most.* request rate"),
+        ("lognormal:cv=1e200", r"cv must lie between 0.001 and 1,000, not at 1e\+200"),
+        ("lognormal:prompt_mean=1e300", r"prompt_mean must lie between 0.0 and 2,147,483,647"),
+        ("longtail:alpha=1e-300", r"alpha must lie between"),
+        ("bimodal:cv=1e-200", r"cv must lie between"),
+        ("uniform:arrivals=gamma,request_rate=1,arrival_cv=1e-200", r"arrival_cv must lie between"),
     ],
 )
-def test_bad_specs(spec, message):
+def test_bad_specs(spec, message, recwarn):
     with pytest.raises(WorkloadError, match=message):
         load_workload(spec)
+    assert not recwarn.list  # the sentence alone
 
 
 def test_bad_counts_and_seeds():

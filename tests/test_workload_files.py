@@ -191,6 +191,35 @@ def test_damage_is_named_with_its_line(write, case):
     assert str(path) in str(caught.value) or "trace" in str(caught.value)
 
 
+EPOCH = (
+    '{"prompt_tokens": 7, "arrival_time": 1700000003}\n{"prompt_tokens": 5, "arrival_time": 1700000000.5}',
+    MOONCAKE.replace("27482", "1700000000500").replace("30535", "1700000003000"),
+)
+
+
+@pytest.mark.parametrize("content", EPOCH)
+def test_times_since_1970_are_shifted_and_noted(write, content):
+    workload = read_workload(write(content))
+    assert [r.arrival_time for r in workload] == [0, 2.5]
+    assert workload.notes == ("arrivals shifted by 1,700,000,000 s, so that the first is at 0",)
+    day = read_workload(write('{"prompt_tokens": 4, "arrival_time": 86400}'))
+    assert day.requests[0].arrival_time == 86400 and not day.notes
+
+
+def test_halves_of_surrogate_pairs_are_replaced(write):
+    text = r'{"workload": "w\ud800", "source": "\uDC00"}' + "\n"
+    text += r'{"prompt": "a\ud800b \ud83d\ude00 c:\\ud800", "request_id": "\udfff", "tenant": "\uD8ff"}'
+    workload = read_workload(write(text))
+    (request,) = workload
+    assert request.prompt == "a\ufffdb \U0001f600 c:\\ud800"
+    assert (request.request_id, request.tenant, workload.name, workload.source) == (
+        "\ufffd",
+        "\ufffd",
+        "w\ufffd",
+        "\ufffd",
+    )
+
+
 def test_missing_and_unreadable_files(tmp_path):
     with pytest.raises(WorkloadError, match="There is no workload file"):
         load_workload(tmp_path / "none.jsonl")

@@ -99,7 +99,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         help="token budget of a step: chunked fills it, continuous packs prompts up to it (default: 256)",
     )
     group.add_argument("--max-model-len", type=positive_int, help="longest prompt + output, in tokens")
-    group.add_argument("--block-size", type=whole_number(1, 1_000_000), help="tokens in a KV block (default: 16)")
+    group.add_argument("--block-size", type=whole_number(1, 65_536), help="tokens in a KV block (default: 16)")
     group.add_argument(
         "--kv-cache-tokens",
         type=positive_int,
