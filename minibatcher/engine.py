@@ -290,12 +290,14 @@ class Engine:
         for request in plan.admitted:
             if request.first_scheduled_time is None:  # else it comes back from a preemption
                 request.first_scheduled_time = start
-        texts = {}
+        ended, texts = [], {}
         for request, token_id in sampled.items():
-            text = request.append(token_id, now, eos, detokenizers.get(request))
+            text = request.append(token_id, now, eos, detokenizers.get(request) if detokenizers else None)
             if text:
                 texts[request] = text
-        return [request for request in sampled if request.finished], texts
+            if request.finish_time is not None:
+                ended.append(request)
+        return ended, texts
 
     def _close(self, request: Request) -> None:
         """Complete the record of a request that has ended, and forget it."""

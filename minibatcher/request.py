@@ -95,6 +95,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)  # prompt and generated ones
     max_total_tokens: int = field(init=False)  # the most that it can ever hold in the KV cache
+    may_stop: bool = field(init=False)  # some token could end it before max_tokens
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
     num_computed_tokens: int = 0
@@ -112,6 +113,7 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + self.params.max_tokens
+        self.may_stop = not self.params.ignore_eos or bool(self.params.stop_token_ids)
         if self.num_prompt_tokens == 0:
             raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
         if not _is_number(self.arrival_time) or self.arrival_time < 0:
@@ -152,7 +154,7 @@ class Request:
         self.output_token_ids.append(token_id)
         self.token_times.append(now)
         self.num_tokens += 1
-        by_token = self._ends_with(token_id, eos_token_ids)
+        by_token = self.may_stop and self._ends_with(token_id, eos_token_ids)
         text = detokenizer.add(token_id) if detokenizer and not by_token else ""
         if by_token:
             self.stop_reason = token_id if token_id in self.params.stop_token_ids else None

@@ -43,7 +43,9 @@ class ChunkedScheduler(Scheduler):
                 break
             if request.slot is None:  # preempted a moment ago, for an older one
                 continue
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            num_tokens = request.num_tokens - request.num_computed_tokens
+            if num_tokens > budget:
+                num_tokens = budget
             if self._has_room(request, num_tokens) or self._grow(request, num_tokens, plan):
                 plan.num_tokens[request] = num_tokens
                 budget -= num_tokens
