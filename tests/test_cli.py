@@ -234,7 +234,7 @@ STREAMS = [
 def test_broken_streams(command, code, error, written, tmp_path):
     program = f"{sys.executable} -m minibatcher"
     command = re.sub(r"(compare|generate)", rf"{program} \1", command).format(quick=" ".join([*QUICK, "--quiet"]))
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1]), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, env=env, capture_output=True, text=True
     )
