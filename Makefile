@@ -10,7 +10,7 @@ EXTRAS := lab,test,hub,gguf,dev
 # Kernels and shell commands inside a notebook find this environment's programs first.
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two OpenMP threads that spin beside a busy process make a step many times slower; waiting passively does not.
-TEST_ENV := $(IN_VENV) OMP_WAIT_POLICY=passive
+RUN_ENV := $(IN_VENV) OMP_WAIT_POLICY=passive
 # Jupyter refuses to run as root unless told that it is meant (containers, continuous integration).
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
@@ -21,20 +21,20 @@ help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 lab: $(STAMP) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
-	$(IN_VENV) jupyter-lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
+	$(RUN_ENV) jupyter-lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
 
 test: $(STAMP) ## Run everything that must hold: lint, format, generated notebooks, tests (PYTEST_FLAGS="-k kv")
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(TEST_ENV) minibatcher labs build --check
-	$(TEST_ENV) python -m pytest $(PYTEST_FLAGS)
+	$(RUN_ENV) minibatcher labs build --check
+	$(RUN_ENV) python -m pytest $(PYTEST_FLAGS)
 
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 labs: $(STAMP) ## Rebuild the generated notebooks from their Markdown sources
-	$(TEST_ENV) minibatcher labs build
+	$(RUN_ENV) minibatcher labs build
 
 clean: ## Remove the environment and all caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -4,7 +4,12 @@ The torch-free rooms (requests, workloads, schedulers, KV bookkeeping, timelines
 engine on a real model needs it.
 """
 
+import os
 from importlib import import_module
+
+# OpenMP threads that spin while they wait make a step several times slower beside any other busy process. The runtime
+# reads this once, when torch is loaded; whoever has set it keeps their own.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from operator import index
 from typing import Any, NamedTuple
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from .clock import WallClock
 from .errors import InvalidParameter, PlanError
@@ -241,8 +241,10 @@ class Engine:
             raise InvalidParameter("request ids must be unique within a run")
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options) -> Iterator[str]:
-        """Submit a prompt and yield its text piece by piece. Closing the generator early aborts the request."""
-        request = self.add(prompt, params, **options)
+        """Submit a prompt now; yields its text piece by piece. Closing the generator early aborts the request."""
+        return self._text_of(self.add(prompt, params, **options))
+
+    def _text_of(self, request: Request) -> Iterator[str]:
         shown = 0
         try:
             while True:

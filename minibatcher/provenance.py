@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from typing import Any
 
@@ -33,7 +34,11 @@ def hardware(device: torch.device) -> dict[str, Any]:
             "compute_capability": f"{props.major}.{props.minor}",
             "cuda": torch.version.cuda,
         }
-    return {"device": _cpu_name(), "threads": torch.get_num_threads()}
+    return {
+        "device": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "unset"),
+    }
 
 
 def provenance(model: LoadedModel, attention: AttentionBackend) -> dict[str, Any]:

@@ -238,6 +238,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
                 + "; ".join(_difference(d) for d in data["differences"][:3])
                 + ("; …" if len(data["differences"]) > 3 else "")
             )
+    notes += _same_plans(data)
     own = {name: run["header"] for name, run in data["strategies"].items()}
     unequal = [
         f"{key} ({', '.join(f'{name} {header.get(key)}' for name, header in own.items())})"
@@ -247,6 +248,16 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if unequal:
         notes.append(f"Besides the strategy, these are not the same in all runs: {'; '.join(unequal)}.")
     return notes
+
+
+def _same_plans(data: dict[str, Any]) -> list[str]:
+    """Strategies that made the same steps; where they were measured, what differs between them is noise."""
+    plans: dict[tuple, list[str]] = {}
+    for name, run in data["strategies"].items():
+        work = (run["num_steps"], run["num_computed_tokens"], run["num_padding_tokens"], run["num_preemptions"])
+        plans.setdefault(work, []).append(name)
+    noise = ": what differs between them is the machine's noise" if data["clock"] == "measured" else ""
+    return [f"{' and '.join(names)} did the same work here{noise}." for names in plans.values() if len(names) > 1]
 
 
 def _difference(d: dict[str, Any]) -> str:

@@ -15,14 +15,21 @@ from minibatcher.report import _number, _percent, comparison, definitions, markd
 NAMES = ["static", "dynamic", "continuous", "chunked"]
 
 
+def measured(name: str):
+    """A run as if a model had made it: only then are answers compared."""
+    timeline = run(name, requests(14, seed=2, longest=50))
+    timeline.clock = "measured"
+    return timeline
+
+
 @pytest.fixture(scope="module")
 def timelines():
-    return {name: run(name, requests(14, seed=2, longest=50)) for name in NAMES}
+    return {name: measured(name) for name in NAMES}
 
 
 def test_json_holds_everything(timelines):
     data = json.loads(json.dumps(comparison(timelines), allow_nan=False))
-    assert list(data["strategies"]) == NAMES and data["clock"] == "simulated"
+    assert list(data["strategies"]) == NAMES and data["clock"] == "measured"
     for name, entry in data["strategies"].items():
         assert {key: entry[key] for key in summarize(timelines[name])} == summarize(timelines[name])
         records = list(timelines[name].requests.values())
@@ -79,6 +86,17 @@ def test_objectives_and_price_add_their_rows(timelines):
     assert "Within objectives" not in table(comparison(timelines)) and "cost" not in table(comparison(timelines))
 
 
+def test_simulated_answers_are_placeholders_and_not_compared():
+    data = comparison({name: run(name, requests(6, seed=2, longest=9)) for name in NAMES})
+    assert data["answers_identical"] is None and "Answers" not in table(data)
+
+
+def test_strategies_that_did_the_same_are_named():
+    runs = {name: run(name, requests(8, seed=2, rate=1e9, longest=9)) for name in NAMES}
+    text = " ".join(table(comparison(runs)).split())
+    assert "static and dynamic did the same work here." in text and "noise" not in text
+
+
 def test_missing_request_is_a_difference(timelines):
     changed = copy.deepcopy(timelines)
     del changed["dynamic"].requests["r9"]
@@ -99,7 +117,7 @@ def test_aborted_answers_are_not_compared(timelines):
 
 
 def test_solo_is_the_reference(timelines):
-    changed = copy.deepcopy({"chunked": timelines["chunked"], "solo": run("solo", requests(14, seed=2, longest=50))})
+    changed = copy.deepcopy({"chunked": timelines["chunked"], "solo": measured("solo")})
     assert comparison(changed)["answers_identical"] is True
     changed["chunked"].requests["r2"].output_token_ids[0] += 1
     assert comparison(changed)["differences"][0]["reference"] == "solo"
@@ -114,7 +132,7 @@ def test_one_run_has_nothing_to_compare(timelines):
 def test_table_is_aligned_and_narrow(timelines):
     text = table(comparison(timelines))
     lines = text.splitlines()
-    assert lines[0].startswith("SIMULATED (virtual time, no model ran) · 14 requests")
+    assert lines[0].startswith("MEASURED (wall clock) · 14 requests")
     assert max(map(len, lines)) <= 100
     head = next(line for line in lines if "static" in line and "chunked" in line)
     ends = [head.index(name) + len(name) for name in NAMES]
@@ -171,10 +189,10 @@ def test_markdown_and_notebook_forms(timelines):
 def test_bad_comparisons_get_a_sentence(timelines):
     with pytest.raises(InvalidParameter, match="at least one run"):
         comparison({})
-    measured = copy.copy(timelines["chunked"])
-    measured.clock = "measured"
+    simulated = run("chunked", requests(6, seed=2, longest=9))
+    assert table(comparison({"chunked": simulated})).startswith("SIMULATED (virtual time, no model ran) · 6 requests")
     with pytest.raises(InvalidParameter, match="measured and simulated runs can't stand in one table"):
-        comparison({"static": timelines["static"], "chunked": measured})
+        comparison({"static": timelines["static"], "chunked": simulated})
 
 
 def test_few_digits():

@@ -34,12 +34,12 @@ def plans(timeline):
     ]
 
 
-@pytest.mark.parametrize("kv_cache_tokens", [None, 150])
+@pytest.mark.parametrize("kv_cache_tokens", [None, 120])
 def test_simulated_and_real_plans_are_the_same(kv_cache_tokens):
     pytest.importorskip("torch")
     from minibatcher.compare import run_comparison
 
-    workload = load_workload("azure-conv", num_requests=12, seed=5, request_rate=math.inf).fit_to_context(96)
+    workload = load_workload("longtail:prompt_mean=20,output_max=70", num_requests=12, seed=5).fit_to_context(96)
     options = KNOBS | {"max_model_len": 96, "kv_cache_tokens": kv_cache_tokens or 4 * 96, "block_size": 8}
     real = run_comparison(workload, model="bard", strategies=STRATEGIES, **options)
     cost = CostModel(device("h100"), model_spec("bard"))

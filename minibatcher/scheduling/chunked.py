@@ -59,7 +59,8 @@ class ChunkedScheduler(Scheduler):
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET)
                 break
             num_tokens = min(head.num_pending_tokens, budget)
-            if not self._admit(head, num_tokens, plan):
+            # KV for the whole prompt, though only a piece is computed now: half-admitted prompts would evict each other.
+            if not self._admit(head, head.num_tokens, plan):
                 break
             plan.num_tokens[head] = num_tokens
             budget -= num_tokens
