@@ -7,7 +7,7 @@ import sys
 
 from ..report import definitions
 from ..request import SamplingParams
-from .options import add_engine_options, add_model_options, engine_options, positive_int
+from .options import add_engine_options, add_model_options, engine_options, load_for, positive_int
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
@@ -37,11 +37,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
-    from ..build import resolve_device
     from ..compare import run_comparison
-    from ..model.loader import load_model
 
-    model = load_model(args.model, device=resolve_device(args.device), dtype=args.dtype)
+    model = load_for(args)
     tokenizer = model.tokenizer
     count_tokens = (lambda text: len(tokenizer.encode(text, add_special_tokens=True))) if tokenizer else None
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, float("inf"), count_tokens)

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from ..errors import InvalidParameter
 from ..request import SamplingParams
+from ..scheduling import strategy
 from .options import (
     add_engine_options,
     add_model_options,
     characters,
     check_file,
     engine_options,
+    load_for,
     natural_int,
     number,
     positive_int,
@@ -61,16 +63,18 @@ def run(args: argparse.Namespace) -> int:
         stop=tuple(map(characters, args.stop)),
         ignore_eos=args.ignore_eos,
     )
+    strategy(args.strategy)
     check_file(args.json)
     prompts = [_read_input() if prompt == "-" else characters(prompt) for prompt in args.prompt]
     # A stream of random numbers for each place, so that a prompt's text does not depend on how it is served.
     params = [replace(params, seed=args.seed + i) for i in range(len(prompts))]
     from ..llm import LLM
 
-    llm = LLM(args.model, strategy=args.strategy, **engine_options(args))
+    llm = LLM(load_for(args), strategy=args.strategy, **engine_options(args))
     if len(prompts) == 1 and not args.json:
+        pieces = llm.engine.stream(prompts[0], params[0])  # refused, if at all, before anything is printed
         sys.stdout.write(prompts[0])
-        for text in llm.engine.stream(prompts[0], params[0]):
+        for text in pieces:
             sys.stdout.write(text)
             sys.stdout.flush()
         print()

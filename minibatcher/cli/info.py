@@ -6,7 +6,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 
-from .options import add_model_options, check_file, write_json
+from .options import add_model_options, check_file, load_for, write_json
 
 EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
@@ -41,17 +41,14 @@ def collect(args: argparse.Namespace) -> dict:
     import torch
 
     from ..attention.choose import choose_attention
-    from ..build import resolve_device
-    from ..model.loader import load_model
     from ..provenance import hardware, software
 
-    device = resolve_device(args.device)
-    model = load_model(args.model, device=device, dtype=args.dtype)
+    model = load_for(args)
     attention = choose_attention(args.attention, model.device, model.dtype)
     config = model.config
     return {
         "software": software(),
-        "hardware": hardware(device),
+        "hardware": hardware(model.device),
         "cuda_available": torch.cuda.is_available(),
         "model": {
             "name": model.name,
@@ -73,7 +70,9 @@ def sentences(facts: dict) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in software.items() if name != "system")
     lines = [f"{versions} on {software['system']}."]
     if "threads" in hardware:
-        lines.append(f"Runs on the CPU, {hardware['device']}, with {hardware['threads']} threads.")
+        lines.append(
+            f"Runs on the CPU, {hardware['device']}, with {hardware['threads']} thread{'s' * (hardware['threads'] > 1)}."
+        )
         if not facts["cuda_available"]:
             lines.append("PyTorch finds no CUDA GPU here; everything in this package works without one.")
     else:

@@ -84,6 +84,28 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: float32 on a CPU)")
     group.add_argument("--attention", default="auto", help="auto, reference or sdpa (default: auto)")
+    group.add_argument(
+        "--threads",
+        type=whole_number(1, 1024),
+        help="CPU threads (default: PyTorch's choice, but 1 for a model below 30M parameters, whose steps are too "
+        "short to share)",
+    )
+
+
+SMALL_MODEL = 30_000_000
+
+
+def load_for(args: argparse.Namespace):
+    """The model that the options name, on its device, with the threads that suit it."""
+    import torch
+
+    from ..build import resolve_device
+    from ..model.loader import load_model
+
+    model = load_model(args.model, device=resolve_device(args.device), dtype=args.dtype)
+    if model.device.type == "cpu" and (args.threads or model.config.num_parameters < SMALL_MODEL):
+        torch.set_num_threads(args.threads or 1)
+    return model
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -12,17 +12,17 @@ from .options import add_engine_options, engine_options, positive_int
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 1_000
-KEEP_UP_TO = 20_000  # requests whose every step is kept; beyond, running sums
+KEEP_UP_TO = 10_000  # requests whose every step is kept; beyond, running sums
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "simulate",
         help="the same strategies in virtual time, on described hardware: a 70B model on eight GPUs",
-        description="Run the schedulers of `compare` in virtual time. A roofline says how long each step would take:\n"
-        "weights streamed once, KV cache read, FLOPs of matrix products and attention, fixed overheads. No model runs,\n"
-        "so every number is a prediction; --calibrate fits the few efficiency figures on a measured run and prints how\n"
-        "far the prediction of the rest of that run is off.",
+        description="Run the schedulers of `compare` in virtual time. A roofline says how long each step takes:\n"
+        "weights streamed once, KV cache read, FLOPs of products and attention, fixed overheads. No model runs,\n"
+        "so every number is a prediction; --calibrate fits the few efficiency figures on a measured run and prints\n"
+        "how far the prediction of the rest of that run is off.",
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

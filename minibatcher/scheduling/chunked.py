@@ -59,7 +59,7 @@ class ChunkedScheduler(Scheduler):
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET)
                 break
             num_tokens = min(head.num_pending_tokens, budget)
-            # KV for the whole prompt, though only a piece is computed now: half-admitted prompts would evict each other.
+            # KV for the whole prompt, though only a piece is computed now: half-admitted prompts evict each other.
             if not self._admit(head, head.num_tokens, plan):
                 break
             plan.num_tokens[head] = num_tokens
