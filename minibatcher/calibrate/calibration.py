@@ -119,7 +119,7 @@ def _from_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Calibra
             f"only {seen} requests of {run.name} ended in its first {horizon:.1f} s of {run.makespan:.1f} s, "
             f"and a fit needs {MIN_SEEN}; raise fit_share"
         )
-    efficiency, _ = fit_requests(run, cost, horizon)
+    efficiency = fit_requests(run, cost, horizon)
     cost = replace(cost, efficiency=efficiency)
     late = sum(r.first_token_time > horizon for r in run.requests)
     hold_out = (
@@ -137,7 +137,7 @@ def _from_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Calibra
 
 def _from_steps(runs: list[MeasuredRun], cost: CostModel) -> Calibration:
     priors = CPU_PRIORS if runs[0].on_cpu else PRIORS
-    efficiency, _ = fit_steps([step for run in runs for step in run.steps[::2]], cost, priors)
+    efficiency = fit_steps([step for run in runs for step in run.steps[::2]], cost, priors)
     cost = replace(cost, efficiency=efficiency)
     rows = []
     for run in runs:

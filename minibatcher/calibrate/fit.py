@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..runners.roofline import CostModel, Efficiency
+from ..runners.roofline import CostModel, Efficiency, StepWork
 from .replay import replay
-from .runs import MeasuredRun, MeasuredStep
+from .runs import MeasuredRun, MeasuredSecond, MeasuredStep
 
 
 @dataclass(frozen=True)
@@ -50,50 +50,85 @@ CPU_PRIORS = PRIORS | {
 FROM_REQUESTS = ("bandwidth", "compute", "attention_bandwidth", "step_s", "request_s")
 FROM_STEPS = tuple(PRIORS)
 
-REQUEST_NOISE = 0.05  # spread of a request's log latency that no factor explains
-STEP_NOISE = 0.05
+GROUP = 8  # neighbours in time whose gaps are averaged: which step a request just caught or missed is chance
+GROUP_NOISE = 0.03  # spread of a group's mean gap that no factor explains
+LOG_NOISE = 0.05  # the same for a server's log: when within a line requests came and went, what was computed again
+STEP_NOISE = 0.1
+STEPS_WORTH = 100  # independent ones: what the cost model gets wrong it gets wrong in all steps alike
 BEYOND = 1.2
 FLOOR_S = 0.010  # latencies below are as good as equal: the recording server's own hand-over takes as long
+GENERATIONS = 20
+TEMPERED = 0.03  # how far the local shape of the data's fit is trusted in a search
 
 
-def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> tuple[Efficiency, float]:
+def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Efficiency:
     """Fit on what the run's requests had seen by `horizon`: their first tokens (TTFT), and their last ones (TPOT).
 
+    Where the server kept a log, each second of it is an equation, too: what was done in it must take a second. A run's
+    batch sizes vary most while it fills up, and that is where the log tells what a small batch costs.
     Each candidate replays the run up to a little beyond the horizon; what is still missing then takes at least that
-    long. Returns the factors and the loss reached.
+    long.
     """
     until = BEYOND * horizon
-    ttft = {r.request_id: r for r in run.requests if r.first_token_time is not None and r.first_token_time <= horizon}
-    done = {r.request_id: r for r in run.requests if r.tpot is not None and r.last_token_time <= horizon}
+    begun = [r for r in run.requests if r.first_token_time is not None and r.first_token_time <= horizon]
+    ended = [r for r in run.requests if r.tpot is not None and r.last_token_time <= horizon]
+    ended.sort(key=lambda r: r.last_token_time)
 
-    def loss(efficiency: Efficiency) -> float:
+    budget = run.config.max_num_batched_tokens
+    logged = [
+        (at, (before.num_running + at.num_running) / 2)
+        for before, at in zip(run.log, run.log[1:])
+        if at.end <= horizon and min(before.num_running, at.num_running) >= 1 and at.output_tokens
+    ]
+
+    def residuals(efficiency: Efficiency) -> np.ndarray:
         outcomes = replay(run, replace(cost, efficiency=efficiency), until)
-        gaps = []
-        for name, r in ttft.items():
-            first = outcomes[name].first_token_time
-            gaps.append(log_gap((until if first is None else first) - r.arrival_time, r.ttft, FLOOR_S))
-        for name, r in done.items():
-            first, last = outcomes[name].first_token_time, outcomes[name].last_token_time
-            if first is not None:
-                gaps.append(log_gap(((until if last is None else last) - first) / (r.output_tokens - 1), r.tpot))
-        return float(huber(np.array(gaps) / REQUEST_NOISE).sum())
+        ttft, tpot = [], []
+        for r in begun:
+            first = outcomes[r.request_id].first_token_time
+            ttft.append(log_gap((until if first is None else first) - r.arrival_time, r.ttft, FLOOR_S))
+        for r in ended:
+            first, last = outcomes[r.request_id].first_token_time, outcomes[r.request_id].last_token_time
+            seconds = math.inf if first is None else (until if last is None else last) - first
+            tpot.append(log_gap(seconds / (r.output_tokens - 1), r.tpot))
+        candidate = replace(cost, efficiency=efficiency)
+        busy = [log_gap(busy_seconds(at, running, candidate, budget), at.seconds) for at, running in logged]
+        return np.concatenate([grouped(ttft) / GROUP_NOISE, grouped(tpot) / GROUP_NOISE, grouped(busy, 3) / LOG_NOISE])
 
-    return minimise(loss, {name: PRIORS[name] for name in FROM_REQUESTS}, cost.efficiency)
+    return minimise(residuals, {name: PRIORS[name] for name in FROM_REQUESTS}, cost.efficiency, generations=GENERATIONS)
 
 
-def fit_steps(
-    steps: Sequence[MeasuredStep], cost: CostModel, priors: Mapping[str, Prior] = PRIORS
-) -> tuple[Efficiency, float]:
+def grouped(gaps: Sequence[float], size: int = GROUP) -> np.ndarray:
+    """Means of each `size` neighbours."""
+    if not gaps:
+        return np.zeros(0)
+    return np.array([part.mean() for part in np.array_split(np.array(gaps), max(1, len(gaps) // size))])
+
+
+def busy_seconds(at: MeasuredSecond, num_running: float, cost: CostModel, budget: int) -> float:
+    """Seconds that the cost model wants for what a server logged: decode steps, some of which carry prompts as well."""
+    with_prompts = max(at.num_first_steps, math.ceil(at.prompt_tokens / budget)) if at.prompt_tokens else 0
+    num_steps = max(at.output_tokens / num_running, with_prompts)
+    rows, kv = num_running, at.kv_tokens
+    seconds = (num_steps - with_prompts) * cost.seconds(StepWork(rows, rows, rows, kv, kv, 0.0))
+    if with_prompts:
+        chunk = at.prompt_tokens / with_prompts
+        mixed = StepWork(rows + chunk, rows + 1, rows + 1, kv + chunk, kv, chunk * chunk / 2)
+        seconds += with_prompts * cost.seconds(mixed)
+    return seconds
+
+
+def fit_steps(steps: Sequence[MeasuredStep], cost: CostModel, priors: Mapping[str, Prior] = PRIORS) -> Efficiency:
     """Fit on the measured seconds of steps; long steps weigh more, since they are what makes up a makespan."""
     measured = np.array([step.seconds for step in steps])
-    weights = len(steps) * measured / measured.sum()
+    weights = STEPS_WORTH * measured / measured.sum()
 
-    def loss(efficiency: Efficiency) -> float:
+    def residuals(efficiency: Efficiency) -> np.ndarray:
         candidate = replace(cost, efficiency=efficiency)
         predicted = np.array([candidate.seconds(step.work) for step in steps])
-        return float((weights * huber(np.log(predicted / measured) / STEP_NOISE)).sum())
+        return np.log(predicted / measured) / STEP_NOISE
 
-    return minimise(loss, {name: priors[name] for name in FROM_STEPS}, cost.efficiency, 1500)
+    return minimise(residuals, {name: priors[name] for name in FROM_STEPS}, cost.efficiency, 50, weights)
 
 
 def log_gap(predicted: float, measured: float, floor: float = 1e-9) -> float:
@@ -109,70 +144,104 @@ def huber(values: np.ndarray) -> np.ndarray:
 
 
 def minimise(
-    loss: Callable[[Efficiency], float],
+    residuals: Callable[[Efficiency], np.ndarray],
     priors: Mapping[str, Prior],
     base: Efficiency,
-    max_evaluations: int = 240,
-) -> tuple[Efficiency, float]:
-    """The factors named in `priors` of smallest loss plus prior; the others stay as in `base`."""
-    names, priors = list(priors), list(priors.values())
-    low, high = np.log([p.low for p in priors]), np.log([p.high for p in priors])
-    typical, spread = np.log([p.typical for p in priors]), np.array([p.spread for p in priors])
+    iterations: int = 12,
+    weights: np.ndarray | float = 1.0,
+    generations: int = 0,
+) -> Efficiency:
+    """The factors named in `priors` with the least sum of weighted Huber residuals and squared distances to the priors.
+
+    Damped Gauss-Newton steps on reweighted residuals in the logarithms of the factors (Levenberg, 1944; Marquardt,
+    1963; Holland and Welsch, 1977, for the weights). Derivatives are differences over a tenth of a prior's spread: a
+    replay is rugged at a closer look, since who is let in when jumps. The others stay as in `base`.
+    """
+    names, limits = list(priors), list(priors.values())
+    low, high = np.log([p.low for p in limits]), np.log([p.high for p in limits])
+    typical, spread = np.log([p.typical for p in limits]), np.array([p.spread for p in limits])
 
     def at(point: np.ndarray) -> Efficiency:
-        values = np.exp(np.clip(point, low, high))
-        return replace(base, **{n: min(float(v), p.high) for n, v, p in zip(names, values, priors)})
+        return replace(base, **{n: min(float(v), p.high) for n, v, p in zip(names, np.exp(point), limits)})
 
-    def total(point: np.ndarray) -> float:
-        outside = np.abs(point - np.clip(point, low, high)).sum()
-        return loss(at(point)) + 0.5 * float((((point - typical) / spread) ** 2).sum()) + 1e3 * float(outside)
+    def total(point: np.ndarray, values: np.ndarray) -> float:
+        return float((weights * huber(values)).sum() + 0.5 * (((point - typical) / spread) ** 2).sum())
 
-    best, value, size = typical, math.inf, 0.5 * spread
-    for _ in range(2 if len(names) < 7 else 4):  # again and again from a fresh simplex: it may have collapsed too soon
-        best, value = nelder_mead(total, best, size, max_evaluations // 2)
-        size = 0.25 * spread
-    return at(best), value
+    point = typical.copy()
+    values = residuals(at(point))
+    best, damping = total(point, values), 1e-2
+    for _ in range(iterations):
+        steps = np.where(point + 0.1 * spread > high, -0.1, 0.1) * spread
+        columns = [
+            (residuals(at(point + np.eye(len(point))[i] * steps[i])) - values) / steps[i] for i in range(len(point))
+        ]
+        jacobian = np.stack(columns, axis=1)
+        robust = weights / np.maximum(1.0, np.abs(values))
+        normal = jacobian.T @ (robust[:, None] * jacobian) + np.diag(1 / spread**2)
+        slope = jacobian.T @ (robust * values) + (point - typical) / spread**2
+        gained = 0.0
+        for _ in range(5):
+            move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -slope)
+            trial = np.clip(point + np.clip(move, -1.0, 1.0), low, high)
+            trial_values = residuals(at(trial))
+            value = total(trial, trial_values)
+            if value < best:
+                gained, best = best - value, value
+                point, values, damping = trial, trial_values, damping / 5
+                break
+            damping *= 5
+        if gained < 1e-3 * (1 + best):
+            break
+    if generations:
+        around = np.linalg.inv(TEMPERED * normal + np.diag(1 / spread**2))
+        point = evolve(lambda p: total(p, residuals(at(p))), point, around, low, high, generations)
+    return at(point)
 
 
-def nelder_mead(
+def evolve(
     function: Callable[[np.ndarray], float],
     start: np.ndarray,
-    size: np.ndarray,
-    max_evaluations: int,
-    tolerance: float = 4e-3,
-) -> tuple[np.ndarray, float]:
-    """A minimum of a rugged function, without derivatives. Source: Nelder and Mead, The Computer Journal 7 (1965).
-
-    Stops when the simplex is smaller than `tolerance` in every direction.
+    covariance: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    generations: int,
+) -> np.ndarray:
+    """A minimum of a rugged function within limits: the mean of a normal distribution that moves to where the better
+    samples are and takes their shape (CMA-ES; Hansen, «The CMA Evolution Strategy: A Tutorial», 2016). Same seed, same
+    result. The best point seen is returned.
     """
-    points = [np.array(start), *(start + np.eye(len(start))[i] * size[i] for i in range(len(start)))]
-    values = [function(p) for p in points]
-    count = len(points)
-    while count < max_evaluations:
-        order = np.argsort(values, kind="stable")
-        points, values = [points[i] for i in order], [values[i] for i in order]
-        if np.ptp(np.array(points), axis=0).max() < tolerance:
-            break
-        centre = np.mean(points[:-1], axis=0)
-        away = centre - points[-1]
-        point, value = _at(function, centre + away)
-        count += 1
-        if value < values[0]:
-            further = _at(function, centre + 2 * away)
-            count += 1
-            point, value = min((point, value), further, key=lambda pair: pair[1])
-        elif value >= values[-2]:
-            point, value = _at(function, centre + (0.5 if value < values[-1] else -0.5) * away)
-            count += 1
-        if value < values[-1]:
-            points[-1], values[-1] = point, value
-        else:
-            points = [points[0], *(points[0] + 0.5 * (p - points[0]) for p in points[1:])]
-            values = [values[0], *(function(p) for p in points[1:])]
-            count += len(points) - 1
-    best = int(np.argmin(values))
-    return points[best], values[best]
+    n = len(start)
+    samples = 4 + int(3 * math.log(n)) + 2
+    weights = np.log(samples / 2 + 0.5) - np.log(np.arange(1, samples // 2 + 1))
+    weights /= weights.sum()
+    effective = 1 / (weights**2).sum()
+    to_path, to_size = (4 + effective / n) / (n + 4 + 2 * effective / n), (effective + 2) / (n + effective + 5)
+    rank_one = 2 / ((n + 1.3) ** 2 + effective)
+    rank_many = min(1 - rank_one, 2 * (effective - 2 + 1 / effective) / ((n + 2) ** 2 + effective))
+    slow_down = 1 + 2 * max(0.0, math.sqrt((effective - 1) / (n + 1)) - 1) + to_size
+    expected = math.sqrt(n) * (1 - 1 / (4 * n) + 1 / (21 * n * n))
 
-
-def _at(function: Callable[[np.ndarray], float], point: np.ndarray) -> tuple[np.ndarray, float]:
-    return point, function(point)
+    rng, mean, size = np.random.default_rng(0), start.copy(), 0.5
+    path, size_path = np.zeros(n), np.zeros(n)
+    best, best_value = start, function(start)
+    for generation in range(generations):
+        scales, axes = np.linalg.eigh(covariance)
+        scales = np.sqrt(np.maximum(scales, 1e-12))
+        moves = (rng.standard_normal((samples, n)) * scales) @ axes.T
+        points = np.clip(mean + size * moves, low, high)
+        values = [function(point) for point in points]
+        order = np.argsort(values, kind="stable")[: len(weights)]
+        if values[order[0]] < best_value:
+            best, best_value = points[order[0]], values[order[0]]
+        moves = (points - mean) / size
+        step = weights @ moves[order]
+        mean = mean + size * step
+        whitened = axes @ ((axes.T @ step) / scales)
+        size_path = (1 - to_size) * size_path + math.sqrt(to_size * (2 - to_size) * effective) * whitened
+        length = np.linalg.norm(size_path)
+        steady = length / math.sqrt(1 - (1 - to_size) ** (2 * generation + 2)) < (1.4 + 2 / (n + 1)) * expected
+        path = (1 - to_path) * path + steady * math.sqrt(to_path * (2 - to_path) * effective) * step
+        many = np.einsum("i,ij,ik->jk", weights, moves[order], moves[order])
+        covariance = (1 - rank_one - rank_many) * covariance + rank_one * np.outer(path, path) + rank_many * many
+        size *= math.exp(to_size / slow_down * (length / expected - 1))
+    return best

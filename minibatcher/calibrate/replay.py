@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..kv import BlockKV, SlotKV
@@ -39,6 +39,11 @@ class ReusableBlocks(BlockKV):
             self._owner[block] = request_id
             table.append(block)
         return True
+
+    def clear(self) -> None:
+        super().clear()
+        self._free = OrderedDict.fromkeys(range(self.num_blocks))
+        self._left.clear()
 
     def keep(self, request_id: str, num_tokens: int) -> None:
         """When this request's blocks are freed, remember those that are full of its first `num_tokens` tokens."""
@@ -129,7 +134,7 @@ class VllmScheduler(ChunkedScheduler):
             if found:
                 self.kv.take_back(name, found)
             num_tokens = min(head.num_tokens - found, budget)
-            if not self._admit_head(plan, found + num_tokens):
+            if not self._admit(head, found + num_tokens, plan):
                 if found:
                     self.kv.keep(name, found)
                     self.kv.free(name)
@@ -157,8 +162,16 @@ def scheduler_of(run: MeasuredRun) -> Scheduler:
     return make_scheduler(run.strategy, pool, run.config)
 
 
-def replay(run: MeasuredRun, cost: CostModel, until: float = math.inf) -> dict[str, Outcome]:
-    """Serve the run's requests in virtual time, up to the moment `until` (seconds from the first arrival)."""
+def replay(
+    run: MeasuredRun,
+    cost: CostModel,
+    until: float = math.inf,
+    watch: Callable[[float, float, StepPlan, Scheduler], None] | None = None,
+) -> dict[str, Outcome]:
+    """Serve the run's requests in virtual time, up to the moment `until` (seconds from the first arrival).
+
+    watch: called after each step with its start, its end, its plan and the scheduler.
+    """
     scheduler, runner = scheduler_of(run), RooflineRunner(cost)
     requests = [
         Request(r.request_id, range(r.prompt_tokens), _exactly(r.output_tokens), arrival_time=r.arrival_time)
@@ -181,6 +194,8 @@ def replay(run: MeasuredRun, cost: CostModel, until: float = math.inf) -> dict[s
             request.num_computed_tokens += num_tokens
         for request, token_id in result.token_ids.items():
             request.append(token_id, now)
+        if watch:
+            watch(now - result.seconds, now, plan, scheduler)
         scheduler.update([request for request in result.token_ids if request.finished])
     return {
         r.request_id: Outcome(r.token_times[0] if r.token_times else None, r.token_times[-1] if r.finished else None)

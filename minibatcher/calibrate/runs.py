@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import csv
 import json
 import math
 from dataclasses import dataclass, field, fields
@@ -51,12 +53,28 @@ class MeasuredStep:
 
 
 @dataclass(frozen=True)
+class MeasuredSecond:
+    """A short interval of a server's run as it logged it: tokens prefilled and generated, and the state at its end.
+
+    end: seconds from the first arrival, to within the log's own lag. num_first_steps: steps that finished a prompt.
+    """
+
+    end: float
+    seconds: float
+    prompt_tokens: float
+    output_tokens: float
+    num_running: float
+    kv_tokens: float
+    num_first_steps: int
+
+
+@dataclass(frozen=True)
 class MeasuredRun:
     """A run as far as a calibration needs it.
 
     engine: "vllm" or "minibatcher". config: the scheduler's knobs. num_blocks, block_size: the KV pool. model, device:
     names as the run gives them. on_cpu: it ran without an accelerator. steps: measured step by step, for runs of our
-    own engine only. async_scheduling, whole_prompt_must_fit, reuses_blocks: see `VllmScheduler`.
+    own engine only; log: a server's own. async_scheduling, whole_prompt_must_fit, reuses_blocks: see `VllmScheduler`.
     """
 
     name: str
@@ -73,6 +91,7 @@ class MeasuredRun:
     num_gpus: int = 1
     on_cpu: bool = False
     steps: tuple[MeasuredStep, ...] = ()
+    log: tuple[MeasuredSecond, ...] = ()
     async_scheduling: bool = False
     whole_prompt_must_fit: bool = False
     reuses_blocks: bool = False
@@ -155,6 +174,7 @@ def _load_vllm(folder: Path) -> MeasuredRun:
             device=meta.get("hardware", {}).get("device_name", "unknown"),
             dtype=DTYPES.get(dtype, dtype),
             num_gpus=engine.get("tensor_parallel_size", 1),
+            log=tuple(_log(folder / "timeseries.csv", requests, cache["num_gpu_blocks"] * cache["block_size"])),
             async_scheduling=bool(scheduler.get("async_scheduling", False)),
             whole_prompt_must_fit=bool(scheduler.get("scheduler_reserve_full_isl", False)),
             reuses_blocks=bool(cache.get("enable_prefix_caching", False)),
@@ -165,6 +185,35 @@ def _load_vllm(folder: Path) -> MeasuredRun:
     except (KeyError, TypeError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise WorkloadError(f"{folder} is not a complete vLLM run: {what}") from None
+
+
+def _log(path: Path, requests: list[MeasuredRequest], kv_room: int) -> list[MeasuredSecond]:
+    """The server's periodic log, if it kept one. Throughputs in it are tokens a second since the line before."""
+    if not path.exists():
+        return []
+    firsts = sorted({r.first_token_time for r in requests})
+    log, previous = [], 0.0
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                end = float(row["t"])
+                seconds = end - previous
+                log.append(
+                    MeasuredSecond(
+                        end,
+                        seconds,
+                        float(row["prompt_throughput"]) * seconds,
+                        float(row["gen_throughput"]) * seconds,
+                        float(row["running"]),
+                        float(row["kv_cache_pct"]) / 100 * kv_room,
+                        bisect.bisect_right(firsts, end) - bisect.bisect_right(firsts, previous),
+                    )
+                )
+                previous = end
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        what = f"the column {error} is missing" if isinstance(error, KeyError) else error
+        raise WorkloadError(f"can't read {path}: {what}") from None
+    return log
 
 
 def _from_timeline(timeline: Timeline, path: Path) -> MeasuredRun:
