@@ -242,6 +242,16 @@ def test_broken_streams(command, code, error, written, tmp_path):
     assert written is None or json.loads((tmp_path / written).read_text())["strategies"]
 
 
+@pytest.mark.parametrize("given, threads", [([], 1), (["--threads", "2"], 2)])
+def test_a_small_model_runs_on_one_thread_unless_told_otherwise(given, threads, capsys):
+    before = torch.get_num_threads()
+    try:
+        assert main(["info", *given, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["hardware"]["threads"] == threads == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_info_says_what_runs_where(capsys):
     assert main(["info"]) == 0
     text = capsys.readouterr().out

@@ -21,7 +21,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         description="Serve one workload with each batching strategy on a real model, and print what it cost.\n\n"
         "With no options: requests with the lengths of a production chat service (fitted to the Azure 2023 trace and\n"
         "scaled to a small model), all there at once, so that every run makes the same plans. Output lengths are\n"
-        "forced, so every strategy does the same useful work, and the answers must come out the same.",
+        "forced, so every strategy does the same useful work, and the answers must come out the same.\n\n"
+        "Add solo to --strategies to see each request served alone. The bundled model fits a CPU's cache, so there a\n"
+        "step of sixteen rows costs much more than a step of one, and batching gains less than on a GPU, where a step\n"
+        "streams the weights from memory whoever is in it (see simulate).",
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -70,9 +70,8 @@ def sentences(facts: dict) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in software.items() if name != "system")
     lines = [f"{versions} on {software['system']}."]
     if "threads" in hardware:
-        lines.append(
-            f"Runs on the CPU, {hardware['device']}, with {hardware['threads']} thread{'s' * (hardware['threads'] > 1)}."
-        )
+        threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
+        lines.append(f"Runs on the CPU, {hardware['device']}, with {threads}.")
         if not facts["cuda_available"]:
             lines.append("PyTorch finds no CUDA GPU here; everything in this package works without one.")
     else:
