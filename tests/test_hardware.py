@@ -46,7 +46,7 @@ PUBLISHED_NON_EMBEDDING = {
     "qwen3-14b": 13.2e9,
     "qwen3-32b": 31.2e9,
 }
-DEVICES = ("t4", "l4", "a10", "rtx-4090", "rtx-5090", "a100-40", "a100-80", "h100", "h200", "b200")
+DEVICES = ("t4", "l4", "a10", "rtx-4090", "rtx-5090", "rtx-pro-6000", "a100-40", "a100-80", "h100", "h200", "b200")
 MODELS = (*PUBLISHED, *PUBLISHED_NON_EMBEDDING, "opt-13b", "bard")
 
 

@@ -243,9 +243,27 @@ def test_command(tmp_path, capsys):
     assert (tmp_path / "again.json").read_bytes() == out.read_bytes()  # virtual time repeats exactly
 
 
+def test_command_calibrates_on_our_own_runs_and_uses_what_it_found(tmp_path, capsys):
+    pytest.importorskip("torch")
+    small = ["--num-requests", "12", "--max-num-seqs", "4", "--max-model-len", "160", "--quiet"]
+    assert main(["compare", *small, "--strategies", "static,chunked", "--timeline", str(tmp_path / "runs")]) == 0
+    figures = tmp_path / "efficiency.json"
+    capsys.readouterr()
+    machine = ["--hardware", "h100", "--model-spec", "bard", "--dtype", "float32"]
+    assert main(["simulate", "--calibrate", str(tmp_path / "runs"), *machine, "--save", str(figures)]) == 0
+    printed = capsys.readouterr().out
+    assert "Calibrated on" in printed and "makespan_s" in printed and "%" in printed
+    fitted = json.loads(figures.read_text(encoding="utf-8"))["efficiency"]
+    out = tmp_path / "out.json"
+    assert main(["simulate", *machine, *small, "--efficiency", str(figures), "--json", str(out)]) == 0
+    assert json.loads(out.read_text(encoding="utf-8"))["header"]["efficiency"] == fitted
+
+
 @pytest.mark.parametrize(
     "args, message",
     [
+        (["--calibrate", "/no/such/run"], "/no/such/run"),
+        (["--efficiency", "/no/such/file"], "/no/such/file"),
         (["--hardware", "abacus"], "unknown hardware 'abacus'; known: t4, l4"),
         (["--model-spec", "gpt-9"], "unknown model spec 'gpt-9'; known: .*llama-3.1-70b"),
         (["--model-spec", "llama-3.1-70b"], "does not fit 1 × h100: need"),

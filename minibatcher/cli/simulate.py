@@ -6,9 +6,9 @@ import argparse
 import sys
 
 from ..errors import InvalidParameter
-from ..hardware import BYTES, device, devices, model_spec, model_specs
+from ..hardware import BYTES, Device, device, devices, model_spec, model_specs
 from ..report import definitions
-from .options import add_engine_options, engine_options, positive_int
+from .options import add_engine_options, check_file, engine_options, number, positive_int, write_json
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 1_000
@@ -27,18 +27,13 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_argument_group("hardware and model")
-    what.add_argument(
-        "--hardware", default="h100", help=f"one of {', '.join(devices())}, or this-machine (default: h100)"
-    )
-    what.add_argument("--num-gpus", type=positive_int, default=1, help="devices in tensor parallelism (default: 1)")
+    what.add_argument("--hardware", help=f"one of {', '.join(devices())}, or this-machine (default: h100)")
+    what.add_argument("--num-gpus", type=positive_int, help="devices in tensor parallelism (default: 1)")
     what.add_argument(
         "--model-spec",
-        default="llama-3.1-8b",
         help=f"one of {', '.join(model_specs())}, or a folder with config.json (default: llama-3.1-8b)",
     )
-    what.add_argument(
-        "--dtype", default="bfloat16", choices=list(BYTES), help="of weights and KV cache (default: bfloat16)"
-    )
+    what.add_argument("--dtype", choices=list(BYTES), help="of weights and KV cache (default: bfloat16)")
     what.add_argument(
         "--without",
         action="append",
@@ -46,6 +41,17 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="TERM",
         help="leave a cost term out: linear, attention, all_reduce or overhead; repeatable",
     )
+    fit = parser.add_argument_group("calibration")
+    fit.add_argument(
+        "--calibrate",
+        metavar="RUN",
+        help="fit the efficiency figures on a part of a measured run, print how well the rest is predicted, and stop. "
+        "RUN: a folder with requests.jsonl and meta.json of a vLLM run, or what compare --timeline wrote. Hardware, "
+        "model and dtype are the run's own unless given",
+    )
+    fit.add_argument("--fit-share", type=number, default=0.5, help="the part to fit, of the makespan (default: 0.5)")
+    fit.add_argument("--save", metavar="FILE", help="with --calibrate: keep the fitted figures")
+    fit.add_argument("--efficiency", metavar="FILE", help="simulate with the figures that --save kept")
     add_workload_options(parser, DEFAULT_NUM_REQUESTS, "the workload's own")
     add_engine_options(parser)
     add_result_options(parser)
@@ -54,7 +60,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
-    from ..runners.roofline import CostModel
+    if args.calibrate:
+        return _calibrate(args)
+    from ..calibrate import load_efficiency
+    from ..runners.roofline import CostModel, Efficiency
     from ..simulate import run_simulation
     from ..utilisation import utilisation
 
@@ -62,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
     for only_real in ("device", "attention", "seed", "dtype"):
         options.pop(only_real, None)
     cost = CostModel(
-        _device(args),
-        model_spec(args.model_spec),
-        num_gpus=args.num_gpus,
-        dtype=args.dtype,
+        _device(args.hardware or "h100", args.dtype or "bfloat16"),
+        model_spec(args.model_spec or "llama-3.1-8b"),
+        num_gpus=args.num_gpus or 1,
+        dtype=args.dtype or "bfloat16",
+        efficiency=load_efficiency(args.efficiency) if args.efficiency else Efficiency(),
         switched_off=tuple(args.without),
         memory_utilization=options.pop("gpu_memory_utilization", CostModel.memory_utilization),
     )
@@ -91,9 +101,32 @@ def run(args: argparse.Namespace) -> int:
     return give_results(args, timelines, used)
 
 
-def _device(args: argparse.Namespace):
-    if args.hardware != "this-machine":
-        return device(args.hardware)
+def _calibrate(args: argparse.Namespace) -> int:
+    from ..calibrate import calibrate, load_runs
+
+    check_file(args.save)
+    runs = load_runs(args.calibrate)
+    hardware = args.hardware or ("this-machine" if runs[0].on_cpu else None)
+    calibration = calibrate(
+        runs,
+        device=_device(hardware, args.dtype or runs[0].dtype) if hardware else None,
+        model=model_spec(args.model_spec) if args.model_spec else None,
+        num_gpus=args.num_gpus,
+        dtype=args.dtype,
+        fit_share=args.fit_share,
+    )
+    if args.save:
+        calibration.save(args.save)
+    if args.json:
+        write_json(calibration.to_json(), args.json)
+    if args.json != "-":
+        print(calibration.text())
+    return 0
+
+
+def _device(name: str, dtype: str) -> Device:
+    if name != "this-machine":
+        return device(name)
     from ..measure import measure_device
 
-    return measure_device("cpu", dtypes=(args.dtype,))
+    return measure_device("cpu", dtypes=(dtype,))
