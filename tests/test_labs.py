@@ -8,6 +8,7 @@ import functools
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -460,12 +461,40 @@ def test_all_notebooks_are_up_to_date():
     assert build.build(ROOT, check=True) == []
 
 
+def git(folder, *arguments):
+    who = ("-c", "user.name=A Reader", "-c", "user.email=reader@example.org")
+    command = ["git", *who, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout
+
+
+@functools.cache
+def readers_notebooks():
+    """Notebooks of the tree in which a reader has worked, as `build --check` tells them."""
+    said = []
+    build.build(ROOT, check=True, say=said.append)
+    return [line.split(" has local changes")[0] for line in said if " has local changes" in line]
+
+
 @pytest.fixture
 def book(tmp_path):
-    """A copy of the book that a test may damage."""
+    """A copy of the book that a test may damage, outside any repository, and without what a reader did to it."""
+    root = tmp_path / "book"
     for folder in ("chapters", "labs", "solutions"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns(".*"))
-    return tmp_path
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns(".*"))
+    for name in readers_notebooks():
+        (root / name).write_bytes(git(ROOT, "show", f"HEAD:./{name}"))
+    return root
+
+
+@pytest.fixture
+def clone(book):
+    """The same as a committed working tree."""
+    if shutil.which("git") is None:
+        pytest.skip("needs Git")
+    git(book, "init", "--quiet")
+    git(book, "add", ".")
+    git(book, "commit", "--quiet", "--message", "The book")
+    return book
 
 
 def edit(path, old, new):
@@ -624,6 +653,118 @@ def test_a_cell_that_fails_is_not_built(book):
     assert (book / "chapters/index.ipynb").read_bytes() == before
 
 
+def test_a_cell_that_writes_to_stderr_is_not_built_and_is_named(book):
+    before = (book / "chapters/index.ipynb").read_bytes()
+    cell = "\n```{{code-cell}} ipython3\n{}import sys\n\nprint('a warning', file=sys.stderr)\n```\n"
+    source = book / "chapters/index.md"
+    text = source.read_text(encoding="utf-8")
+    for tags in ("", ":tags: [unsaved]\n\n"):
+        source.write_text(text + cell.format(tags), encoding="utf-8")
+        (problem,) = build.build(book, only=["index"])
+        assert problem.startswith("chapters/index.md: cell index-") and "(import sys) writes to stderr" in problem
+        assert "'a warning'" in problem
+    assert (book / "chapters/index.ipynb").read_bytes() == before
+
+
+def solve(nb):
+    """What a student does: the answer is in the cell, and JupyterLab has saved outputs, counts and its own metadata."""
+    (cell,) = [cell for cell in nb["cells"] if cell["id"] == "7-1-padding-answer"]
+    cell.update(source=["def padded_tokens(prompt_lengths, batch_size):\n", "    return 19, 15"], execution_count=7)
+    nb["metadata"]["language_info"]["version"] = "3.12.1"
+
+
+def autosave(nb):
+    """What JupyterLab does to a chapter that was run: other outputs and counts, other metadata."""
+    for cell in nb["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(execution_count=3, outputs=[{"output_type": "stream", "name": "stderr", "text": ["hm"]}])
+    nb["metadata"]["language_info"]["version"] = "3.12.1"
+
+
+def test_a_solved_lab_is_never_overwritten_without_force(book):
+    lab = book / f"labs/{LAB}.ipynb"
+    fresh = lab.read_bytes()
+    edit_notebook(lab, solve)
+    solved, said = lab.read_bytes(), []
+    (book / f"solutions/{LAB}.ipynb").unlink()
+    assert build.build(book, only=[LAB], say=said.append) == []
+    assert lab.read_bytes() == solved and (book / f"solutions/{LAB}.ipynb").exists()  # it went on with the others
+    (sentence,) = [line for line in said if line.startswith("labs/")]
+    assert "was edited and stays as it is" in sentence and f"minibatcher labs build --force {LAB}" in sentence
+    assert build.main(["--root", str(book), "--force", LAB]) == 0
+    assert lab.read_bytes() == fresh
+
+
+@pytest.mark.parametrize("text", ['{"cells": [', "<<<<<<< HEAD\n"])
+def test_a_lab_that_cannot_be_read_is_kept_too(text, book):
+    lab = book / f"labs/{LAB}.ipynb"
+    lab.write_text(text, encoding="utf-8")
+    assert build.build(book, only=[LAB]) == []
+    assert lab.read_text(encoding="utf-8") == text
+    assert f"--force {LAB}" in "\n".join(build.build(book, check=True))
+
+
+def test_a_new_source_replaces_a_lab_that_nobody_edited(book):
+    edit(book / f"solutions/{LAB}.md", "how many of them are useful.", "how many are useful.")
+    assert build.build(book, only=[LAB]) == []
+    assert build.build(book, check=True) == []
+    assert b"how many are useful." in (book / f"labs/{LAB}.ipynb").read_bytes()
+
+
+def test_a_chapter_is_kept_if_its_code_was_changed_and_renewed_if_it_only_ran(book):
+    index = book / "chapters/index.ipynb"
+    edit_notebook(index, autosave)
+    assert build.build(book, only=["index"]) == [] == build.build(book, check=True)
+    edit(index, "max_tokens=60", "max_tokens=61")
+    changed, said = index.read_bytes(), []
+    assert build.build(book, only=["index"], say=said.append) == []
+    assert index.read_bytes() == changed and "chapters/index.ipynb was edited" in "\n".join(said)
+
+
+@pytest.mark.parametrize(("name", "work"), [(f"labs/{LAB}.ipynb", solve), ("chapters/index.ipynb", autosave)])
+def test_the_check_lets_a_reader_work_but_not_commit_it(name, work, clone, capsys):
+    edit_notebook(clone / name, work)
+    assert build.main(["--check", "--root", str(clone)]) == 0
+    assert capsys.readouterr().err == f"{name} has local changes; not compared\n"
+    git(clone, "add", ".")  # staged is not committed
+    assert build.build(clone, check=True) == []
+    git(clone, "commit", "--quiet", "--message", "My answers")
+    assert name in "\n".join(build.build(clone, check=True))
+
+
+def test_the_check_compares_what_git_does_not_know(clone, monkeypatch):
+    lab = f"labs/{LAB}.ipynb"
+    git(clone, "rm", "--quiet", "--cached", lab)
+    git(clone, "commit", "--quiet", "--message", "Untracked")
+    edit_notebook(clone / lab, solve)
+    assert lab in "\n".join(build.build(clone, check=True))
+    edit_notebook(clone / "chapters/index.ipynb", autosave)
+    assert "index" not in "\n".join(build.build(clone, check=True))
+    monkeypatch.setenv("PATH", "")  # no Git: everything is compared
+    assert "chapters/index.ipynb" in "\n".join(build.build(clone, check=True))
+
+
+def test_a_tracked_notebook_that_is_missing_fails_the_check(clone):
+    (clone / f"labs/{LAB}.ipynb").unlink()
+    assert f"labs/{LAB}.ipynb is missing" in build.build(clone, check=True)[0]
+
+
+def test_pictures_and_source_are_shown_as_notebooks_can_read_them(monkeypatch):
+    import IPython.display
+    from matplotlib.figure import Figure
+
+    from minibatcher.labkit import show, show_source
+
+    shown = []
+    monkeypatch.setattr(IPython.display, "display", lambda bundle, **options: shown.append(bundle))
+    show(Figure(figsize=(1, 1)), alt='8 rows, "static" & <padded>')
+    assert ' alt="8 rows, &quot;static&quot; &amp; &lt;padded&gt;">' in shown[0]["text/html"]
+    assert shown[0]["text/html"].startswith('<img src="data:image/png;base64,iVBOR')
+    assert shown[0]["text/plain"] == '8 rows, "static" & <padded>'
+    show_source(git)
+    assert "overflow-x: auto" in shown[1]["text/html"] and shown[1]["text/plain"].startswith("def git(folder")
+
+
 def test_building_again_gives_the_same_bytes(book):
     before = {path: path.read_bytes() for path in book.rglob(f"{LAB}.ipynb")}
     assert build.build(book, only=[LAB]) == []
@@ -683,7 +824,10 @@ def test_notebooks_hold_nothing_of_the_machine_that_built_them():
         for path in (ROOT / folder).glob("*.ipynb"):
             data = path.read_bytes()
             nb = json.loads(data)
-            assert set(nb["metadata"].pop("minibatcher", {})) == (set() if folder == "labs" else {"outputs"})
+            if path.relative_to(ROOT).as_posix() in readers_notebooks():
+                continue
+            digests = nb["metadata"].pop("minibatcher")
+            assert set(digests) == ({"sources"} if folder == "labs" else {"outputs", "sources"})
             assert nb["metadata"] == {
                 "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
                 "language_info": {"name": "python"},

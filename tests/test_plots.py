@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -153,6 +154,19 @@ def test_comparison_picture(tmp_path):
     image = pixels(figure)
     assert image.shape[1] == 1200
     assert 0.05 < (image[..., :3].min(axis=-1) < 250).mean() < 0.9
+
+
+def test_long_tick_labels_stand_apart():
+    slow = by_hand()
+    for request in slow.requests.values():
+        request.arrival_time -= 38_000.0  # seconds: TTFTs of 38 million ms
+    figure = plot_comparison({"static": slow, "continuous": slow})
+    pixels(figure)
+    bars = [ax for ax in figure.get_axes() if ax.get_ylabel() != "slot"]
+    assert "," in bars[1].get_xticklabels()[-1].get_text()
+    for ax in bars:
+        boxes = [label.get_window_extent() for label in ax.get_xticklabels() if label.get_text()]
+        assert len(boxes) > 1 and all(a.x1 + 5 < b.x0 for a, b in pairwise(boxes))
 
 
 def test_empty_and_single_runs_can_be_drawn():

@@ -51,7 +51,7 @@ def exercise_problems(masters: dict[Path, Any], exercises: dict[str, Exercise]) 
 
 
 def output_problems(nb: Any) -> list[str]:
-    """What is wrong with an executed notebook: cells that did not run in order, errors, changed or unstable outputs."""
+    """What is wrong with an executed notebook: cells that did not run in order, errors, warnings, unstable outputs."""
     problems = []
     code = [cell for cell in nb.cells if cell.cell_type == "code"]
     for position, cell in enumerate(code, start=1):
@@ -60,6 +60,9 @@ def output_problems(nb: Any) -> list[str]:
         for output in cell.outputs:
             if output.output_type == "error":
                 problems.append(f"cell {cell.id} holds the error {output.ename}: {output.evalue}")
+            if output.output_type == "stream" and output.name == "stderr":
+                first = cell.source.split("\n")[0]
+                problems.append(f"cell {cell.id} ({first}) writes to stderr: {output.text.strip()[:300]!r}")
             if _ADDRESS.search(_text(output)):
                 problems.append(f"cell {cell.id} shows a memory address, which differs from run to run")
             if _WIDGET in output.get("data", {}):
@@ -73,6 +76,12 @@ def output_digest(nb: Any) -> str:
     """Sixteen hex digits that stand for all outputs. The build notes them, so that a lost or edited output shows."""
     outputs = [cell.outputs for cell in nb.cells if cell.cell_type == "code"]
     return hashlib.sha256(json.dumps(outputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def source_digest(nb: Any) -> str:
+    """Sixteen hex digits that stand for what all cells hold. The build notes them, so that it sees a reader's edits."""
+    sources = [(cell.cell_type, cell.source) for cell in nb.cells]
+    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 
 def leaks(lab: Any, masters: Iterable[Any], name: str) -> list[str]:

@@ -4,6 +4,7 @@
     solutions/X.md  ->  solutions/X.ipynb  executed, and labs/X.ipynb: stubs for solutions, no outputs
 
 `minibatcher labs build` writes them all, or the named ones; `--check` writes nothing and says what is stale or wrong.
+A reader's own work is safe: a notebook in which somebody has written is overwritten only with `--force`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -36,13 +38,16 @@ def build(
     root: Path,
     *,
     check: bool = False,
+    force: bool = False,
     only: Iterable[str] = (),
     exercises: dict[str, Exercise] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[str]:
     """Write the notebooks under `root`, or with `check` compare them with their sources.
 
-    only: file names (without ending) to build; all if empty. say: called with one sentence of progress a notebook.
+    only: file names (without ending) to build; all if empty. force: overwrite also what was edited by hand. say: called
+    with one sentence of progress a notebook. With `check`, a notebook that differs because of changes that are not
+    committed is mentioned, and is no problem.
     Returns what is wrong, one sentence each; empty means all is well. Raises MinibatcherError for a source that
     can't become a notebook.
     """
@@ -55,7 +60,7 @@ def build(
     if problems:
         return problems
     if check:
-        return [*_stale(root, chapters | masters, masters), *_strays(root)]
+        return [*_stale(root, chapters | masters, masters, say), *_strays(root)]
 
     for path, nb in (chapters | masters).items():
         if only and path.stem not in only:
@@ -67,15 +72,31 @@ def build(
             if leaks:
                 problems += leaks
                 continue
-            _write(root / "labs" / f"{path.stem}.ipynb", dumps(lab))
-        wrong = execute(nb, path.parent, say=say)
+            target = root / "labs" / f"{path.stem}.ipynb"
+            if not _kept(target, lab, root, force, say):
+                lab.metadata["minibatcher"] = {"sources": audit.source_digest(lab)}
+                _write(target, dumps(lab))
+        target = path.with_name(f"{path.stem}.ipynb")
+        if _kept(target, nb, root, force, say):
+            continue
+        wrong = execute(nb, path.parent)
         problems += [f"{path.relative_to(root)}: {sentence}" for sentence in wrong]
         if not wrong:
-            _write(path.with_name(f"{path.stem}.ipynb"), dumps(nb))
+            _write(target, dumps(nb))
     return problems
 
 
-def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda sentence: None) -> list[str]:
+def changed_locally(path: Path) -> bool:
+    """Whether Git knows the file and it differs from the last commit; False without Git or a repository."""
+    command = ["git", "--no-optional-locks", "status", "--porcelain", "--", path.name]
+    try:
+        status = subprocess.run(command, cwd=path.parent, capture_output=True).stdout
+    except OSError:
+        return False
+    return bool(status) and not status.startswith((b"??", b"!!"))
+
+
+def execute(nb: Any, folder: Path) -> list[str]:
     """Run the notebook's cells in a fresh kernel of this Python, in `folder`, and keep the outputs in `nb`.
 
     Returns what is wrong with the run or its outputs.
@@ -102,9 +123,13 @@ def execute(nb: Any, folder: Path, *, say: Callable[[str], None] = lambda senten
     for cell in nb.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [] if UNSAVED in cell.metadata.get("tags", []) else _tidy(cell.outputs, say)
-    nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb)}
-    return audit.output_problems(nb)
+            cell.outputs = _tidy(cell.outputs)
+    problems = audit.output_problems(nb)
+    for cell in nb.cells:
+        if UNSAVED in cell.metadata.get("tags", []):
+            cell.outputs = []
+    nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb), "sources": audit.source_digest(nb)}
+    return problems
 
 
 def kernel_environment(home: str) -> dict[str, str]:
@@ -125,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=_MEND, description="Build the book's notebooks from their Markdown sources.")
     parser.add_argument("names", nargs="*", help="sources to build, without ending (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
+    parser.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
     parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
     options = parser.parse_args(argv)
     try:
@@ -134,14 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             raise BuildError(f"no source named {unknown[0]!r} under {root}; known: {', '.join(known)}")
         say = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
-        problems = build(root, check=options.check, only=options.names, say=say)
+        problems = build(root, check=options.check, force=options.force, only=options.names, say=say)
     except MinibatcherError as error:
         print(f"{_MEND}: {error}", file=sys.stderr)
         return 2
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.check and not problems:
-        print("all notebooks match their sources")
+        print("all notebooks that were compared match their sources")
     return 1 if problems else 0
 
 
@@ -156,18 +182,42 @@ def _find_root() -> Path:
     )
 
 
-def _stale(root: Path, executed: dict[Path, Any], masters: dict[Path, Any]) -> list[str]:
+def _kept(target: Path, fresh: Any, root: Path, force: bool, say: Callable[[str], None]) -> bool:
+    """Whether the notebook is left as it is, because cells of it are neither those that the build wrote nor `fresh`."""
+    if force or not target.exists():
+        return False
+    present = _read(target)
+    if present is not None:
+        written = present.metadata.get("minibatcher", {}).get("sources")
+        if audit.source_digest(present) in (written, audit.source_digest(fresh)):
+            return False
+    say(
+        f"{target.relative_to(root).as_posix()} was edited and stays as it is; to overwrite what was written in it, "
+        f"run: {_MEND} --force {target.stem}"
+    )
+    return True
+
+
+def _stale(
+    root: Path, executed: dict[Path, Any], masters: dict[Path, Any], say: Callable[[str], None] = lambda sentence: None
+) -> list[str]:
     """Notebooks that are missing, differ from their source, or hold wrong outputs."""
-    problems = []
+    found: dict[Path, list[str]] = {}
     for path, nb in executed.items():
         target = path.with_name(f"{path.stem}.ipynb")
-        problems += _compare(target, nb, path, root) or _audited(target, root)
+        found[target] = _compare(target, nb, path, root) or _audited(target, root)
     for path, nb in masters.items():
         target = root / "labs" / f"{path.stem}.ipynb"
         name = target.relative_to(root).as_posix()
-        problems += _compare(target, student_copy(nb), path, root, outputs=False)
+        found[target] = _compare(target, student_copy(nb), path, root, outputs=False)
         if target.exists():
-            problems += audit.leaks(_read(target), masters.values(), name)
+            found[target] += audit.leaks(_read(target), masters.values(), name)
+    problems = []
+    for target, sentences in found.items():
+        if sentences and target.exists() and changed_locally(target):
+            say(f"{target.relative_to(root).as_posix()} has local changes; not compared")
+        else:
+            problems += sentences
     return problems
 
 
@@ -175,17 +225,20 @@ def _compare(target: Path, expected: Any, source: Path, root: Path, *, outputs: 
     """Byte for byte; with `outputs`, outside the outputs and execution counts."""
     name, origin = target.relative_to(root).as_posix(), source.relative_to(root).as_posix()
     mend = f"run: {_MEND} {source.stem}"
+    if not outputs:
+        expected = copy.deepcopy(expected)
+        expected.metadata["minibatcher"] = {"sources": audit.source_digest(expected)}
     if not target.exists():
         return [f"{name} is missing; {mend}"]
     actual = _read(target)
     if actual is None:
-        return [f"{name} is not a notebook; {mend}"]
+        return [f"{name} is not a notebook; run: {_MEND} --force {source.stem}"]
     try:
         bare = dumps(without_outputs(actual) if outputs else actual)
         canonical = dumps(actual).encode("utf-8") == target.read_bytes()
     except require("nbformat").ValidationError as error:
         return [f"{name} is not a valid notebook ({str(error).splitlines()[0]}); {mend}"]
-    if bare != dumps(without_outputs(expected)):
+    if bare != dumps(without_outputs(expected) if outputs else expected):
         return [f"{name} is stale: it differs from {origin}; {mend}"]
     return [] if canonical else [f"{name} was written by another program; {mend}"]
 
@@ -193,7 +246,7 @@ def _compare(target: Path, expected: Any, source: Path, root: Path, *, outputs: 
 def _audited(target: Path, root: Path) -> list[str]:
     nb = _read(target)
     problems = audit.output_problems(nb)
-    if nb.metadata["minibatcher"] != {"outputs": audit.output_digest(nb)}:
+    if nb.metadata.get("minibatcher", {}).get("outputs") != audit.output_digest(nb):
         problems.append("its outputs are not those that the build saved")
     name, mend = target.relative_to(root).as_posix(), f"run: {_MEND} {target.stem}"
     return [f"{name}: {sentence}; {mend}" for sentence in problems]
@@ -226,13 +279,11 @@ def _write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _tidy(outputs: list[Any], say: Callable[[str], None]) -> list[Any]:
-    """Join what a kernel printed in pieces, and leave out stderr: progress bars and this machine's warnings."""
+def _tidy(outputs: list[Any]) -> list[Any]:
+    """Join what a kernel printed in pieces."""
     kept: list[Any] = []
     for output in outputs:
-        if output.output_type == "stream" and output.name == "stderr":
-            say(f"  left out of the notebook: {output.text.strip()}")
-        elif output.output_type == "stream" and kept and kept[-1].output_type == "stream":
+        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
             kept[-1].text += output.text
         else:
             kept.append(output)

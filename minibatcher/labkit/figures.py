@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 def show(figure: Figure, alt: str) -> None:
     """Display `figure` as a picture with `alt` as its alternative text, and close it.
 
-    The text goes where notebook tools look for it: the picture's metadata, and the plain-text form.
+    As HTML, because JupyterLab and its kin take no alternative text from the metadata of an `image/png` output. Where
+    HTML is not shown, the text stands alone.
     """
+    import html
+
     import matplotlib.pyplot as plt
     from IPython.display import display
 
@@ -22,15 +25,24 @@ def show(figure: Figure, alt: str) -> None:
     # Without the version of matplotlib in it, so that equal pictures are equal files.
     figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
-    bundle = {"image/png": base64.b64encode(buffer.getvalue()).decode("ascii"), "text/plain": alt}
-    display(bundle, metadata={"image/png": {"alt": alt}}, raw=True)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}">'
+    display({"text/html": picture, "text/plain": alt}, raw=True)
 
 
 def show_source(thing: object) -> None:
-    """Display the installed source of a class, a function or a module, so that what a reader sees is what runs."""
+    """Display the installed source of a class, a function or a module, so that what a reader sees is what runs.
+
+    Long lines scroll: notebooks would break them in the middle of a word.
+    """
     import inspect
 
     from IPython.display import display
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
 
     source = inspect.getsource(thing).rstrip()
-    display({"text/markdown": f"```python\n{source}\n```", "text/plain": source}, raw=True)
+    style = "white-space: pre; overflow-x: auto; font-size: 85%"
+    page = highlight(source, PythonLexer(), HtmlFormatter(prestyles=style))
+    display({"text/html": page, "text/plain": source}, raw=True)

@@ -109,7 +109,7 @@ def role_of(cell: Any) -> str | None:
 
 
 def without_outputs(nb: Any) -> Any:
-    """The notebook as it was before it ran; nb.metadata.minibatcher holds only the digest of its outputs."""
+    """The notebook as it was before it ran; nb.metadata.minibatcher holds only digests of its outputs and sources."""
     nb = copy.deepcopy(nb)
     nb.metadata.pop("minibatcher", None)
     for cell in nb.cells:

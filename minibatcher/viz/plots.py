@@ -14,6 +14,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
 
 from ..errors import InvalidParameter
 from ..metrics import summarize
@@ -246,6 +247,8 @@ def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit
     ax.set_yticks(places, labels, fontsize="small")
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * top)
+    ax.xaxis.set_major_locator(MaxNLocator(4))  # five labels of five digits still stand apart
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     ax.set_xlabel(unit)
     ax.set_title(title, loc="left", fontsize="medium")
     ax.spines[["top", "right"]].set_visible(False)
