@@ -13,9 +13,9 @@ from minibatcher.calibrate import (
     calibrate,
     cost_model,
     device_of,
-    load_efficiency,
     load_run,
     load_runs,
+    load_saved,
     model_of,
     predict,
     replay,
@@ -125,9 +125,9 @@ def test_predictions_are_recovered_from_a_run_with_other_factors(tmp_path):
 
     path = tmp_path / "efficiency.json"
     calibration.save(path)
-    assert load_efficiency(path) == calibration.efficiency
+    assert load_saved(path).efficiency == calibration.efficiency
     saved = json.loads(path.read_text())
-    assert saved["provenance"]["model"] == "llama-3.1-8b" and "rows" not in saved
+    assert saved["model"] == "llama-3.1-8b" and "rows" not in saved
 
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="no measured runs beside the repository")
@@ -225,4 +225,4 @@ def test_mistakes_are_told_in_a_sentence(tmp_path):
         load_run(folder)
     (tmp_path / "x.json").write_text('{"efficiency": {}}')
     with pytest.raises(InvalidParameter, match="no efficiency file"):
-        load_efficiency(tmp_path / "x.json")
+        load_saved(tmp_path / "x.json")

@@ -255,8 +255,10 @@ def test_command_calibrates_on_our_own_runs_and_uses_what_it_found(tmp_path, cap
     assert "Calibrated on" in printed and "makespan_s" in printed and "%" in printed
     fitted = json.loads(figures.read_text(encoding="utf-8"))["efficiency"]
     out = tmp_path / "out.json"
-    assert main(["simulate", *machine, *small, "--efficiency", str(figures), "--json", str(out)]) == 0
-    assert json.loads(out.read_text(encoding="utf-8"))["header"]["efficiency"] == fitted
+    assert main(["simulate", *small, "--efficiency", str(figures), "--json", str(out)]) == 0
+    header = json.loads(out.read_text(encoding="utf-8"))["header"]
+    assert header["efficiency"] == fitted
+    assert (header["model"], header["dtype"], header["hardware"]["device"]) == ("bard", "float32", "1 × h100")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Measured runs: reading them, replaying them in virtual time, and fitting the cost model to them."""
 
-from .calibration import Calibration, calibrate, cost_model, device_of, load_efficiency, model_of, predict
+from .calibration import Calibration, Saved, calibrate, cost_model, device_of, load_saved, model_of, predict
 from .replay import VllmScheduler, replay
 from .report import Row, compare, table
 from .runs import MeasuredRequest, MeasuredRun, MeasuredStep, load_run, load_runs
@@ -11,14 +11,15 @@ __all__ = [
     "MeasuredRun",
     "MeasuredStep",
     "Row",
+    "Saved",
     "VllmScheduler",
     "calibrate",
     "compare",
     "cost_model",
     "device_of",
-    "load_efficiency",
     "load_run",
     "load_runs",
+    "load_saved",
     "model_of",
     "predict",
     "replay",

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import InvalidParameter, UnknownName, WorkloadError
@@ -54,20 +54,20 @@ class Calibration:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The fitted figures and where they come from; `load_efficiency` reads them again."""
+        """The fitted figures and where they come from; `load_saved` reads them again."""
         cost = self.cost
         return {
             "schema": SCHEMA,
             "schema_version": SCHEMA_VERSION,
             "efficiency": asdict(self.efficiency),
             "fitted": list(self.fitted),
+            "device": asdict(cost.device) | {"flops": dict(cost.device.flops)},
+            "model": cost.model.name,
+            "dtype": cost.dtype,
+            "num_gpus": cost.num_gpus,
+            "report": [asdict(row) | {"error": row.error} for row in self.rows],
             "provenance": {
                 "runs": [{"name": run.name, "source": run.source, "engine": run.engine} for run in self.runs],
-                "device": cost.device.name,
-                "device_source": cost.device.source,
-                "model": cost.model.name,
-                "dtype": cost.dtype,
-                "num_gpus": cost.num_gpus,
                 "hold_out": self.hold_out,
                 "notes": self.notes,
                 "minibatcher": __version__,
@@ -197,7 +197,17 @@ def model_of(run: MeasuredRun) -> ModelSpec:
     return model_spec(short if name not in model_specs() else name)
 
 
-def load_efficiency(path: str | Path) -> Efficiency:
+class Saved(NamedTuple):
+    """What a calibration file holds: shares are those of this very device's figures."""
+
+    efficiency: Efficiency
+    device: Device
+    model: str
+    dtype: str
+    num_gpus: int
+
+
+def load_saved(path: str | Path) -> Saved:
     """Read what `Calibration.save` wrote. Raises InvalidParameter for any other file."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -212,8 +222,9 @@ def load_efficiency(path: str | Path) -> Efficiency:
     if not isinstance(figures, dict) or not set(figures) <= known:
         raise InvalidParameter(f"the figures in {path} must be among {', '.join(sorted(known))}")
     try:
-        return Efficiency(**figures)
-    except TypeError as error:
+        device = Device(**data["device"])
+        return Saved(Efficiency(**figures), device, data["model"], data["dtype"], data["num_gpus"])
+    except (KeyError, TypeError) as error:
         raise InvalidParameter(f"{path} is damaged: {error}") from None
 
 

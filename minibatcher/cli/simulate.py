@@ -51,7 +51,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     fit.add_argument("--fit-share", type=number, default=0.5, help="the part to fit, of the makespan (default: 0.5)")
     fit.add_argument("--save", metavar="FILE", help="with --calibrate: keep the fitted figures")
-    fit.add_argument("--efficiency", metavar="FILE", help="simulate with the figures that --save kept")
+    fit.add_argument(
+        "--efficiency", metavar="FILE", help="simulate what --save kept: its figures, and its hardware and model"
+    )
     add_workload_options(parser, DEFAULT_NUM_REQUESTS, "the workload's own")
     add_engine_options(parser)
     add_result_options(parser)
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     names = check_results(args)
     if args.calibrate:
         return _calibrate(args)
-    from ..calibrate import load_efficiency
+    from ..calibrate import load_saved
     from ..runners.roofline import CostModel, Efficiency
     from ..simulate import run_simulation
     from ..utilisation import utilisation
@@ -70,12 +72,14 @@ def run(args: argparse.Namespace) -> int:
     options = engine_options(args)
     for only_real in ("device", "attention", "seed", "dtype"):
         options.pop(only_real, None)
+    saved = load_saved(args.efficiency) if args.efficiency else None
+    dtype = args.dtype or (saved.dtype if saved else "bfloat16")
     cost = CostModel(
-        _device(args.hardware or "h100", args.dtype or "bfloat16"),
-        model_spec(args.model_spec or "llama-3.1-8b"),
-        num_gpus=args.num_gpus or 1,
-        dtype=args.dtype or "bfloat16",
-        efficiency=load_efficiency(args.efficiency) if args.efficiency else Efficiency(),
+        saved.device if saved and not args.hardware else _device(args.hardware or "h100", dtype),
+        model_spec(args.model_spec or (saved.model if saved else "llama-3.1-8b")),
+        num_gpus=args.num_gpus or (saved.num_gpus if saved else 1),
+        dtype=dtype,
+        efficiency=saved.efficiency if saved else Efficiency(),
         switched_off=tuple(args.without),
         memory_utilization=options.pop("gpu_memory_utilization", CostModel.memory_utilization),
     )
