@@ -6,6 +6,7 @@ Every figure of the shipped tables (devices.json, models.json) stands there with
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,6 +20,11 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {"a100": "a100-80", "4090": "rtx-4090", "rtx4090": "rtx-4090", "5090": "rtx-5090", "rtx5090": "rtx-5090"}
 # Decoders whose MLP is two matrices (up, down). The others of today have a third, the gate.
 PLAIN_MLP = {"opt", "gpt_neox", "phi", "starcoder2"}
+
+
+def is_number(value: object) -> bool:
+    """A finite int or float; True and False are none."""
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,13 @@ class Device:
     link_bandwidth: float | None = None
     source: str = ""
     measured: bool = False
+
+    def __post_init__(self) -> None:
+        rates = self.flops.values() if isinstance(self.flops, Mapping) else [None]
+        link = () if self.link_bandwidth is None else (self.link_bandwidth,)
+        figures = (self.memory_bytes, self.bandwidth, *rates, *link)
+        if not isinstance(self.name, str) or not all(is_number(figure) and figure > 0 for figure in figures):
+            raise InvalidParameter(f"a device needs a name and figures that are numbers above 0, not {self!r}")
 
     def rate(self, dtype: str) -> float:
         """Dense FLOP/s in this dtype. Raises InvalidParameter where the device cannot compute in it."""
@@ -132,8 +145,10 @@ class ModelSpec:
         Raises ModelError where a size is missing or no positive whole number, and for a mixture of experts, whose steps
         read only a part of its weights.
         """
-        for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-            if config.get(key):
+        if config.get("kv_lora_rank"):
+            raise ModelError(f"{name} has latent attention (kv_lora_rank), whose KV cache is not modelled")
+        for key in config:
+            if "expert" in key and config[key]:
                 raise ModelError(f"{name} is a mixture of experts ({key}); only dense models can be simulated")
         kind = config.get("model_type")
         opt = kind == "opt"
@@ -166,6 +181,13 @@ class ModelSpec:
             if field.type == "int" and field.name != "learned_positions" and (type(size) is not int or size < 1):
                 what = f"{field.name} must be a whole number of at least 1, not {size!r}"
                 raise ModelError(f"the config.json of {name}: {what}")
+        if spec.num_heads % spec.num_kv_heads or not (config.get("head_dim") or hidden % heads == 0):
+            raise ModelError(
+                f"the config.json of {name}: hidden_size {hidden}, {spec.num_heads} heads and {spec.num_kv_heads} "
+                "key/value heads do not divide evenly"
+            )
+        if type(spec.tie_word_embeddings) is not bool:
+            raise ModelError(f"the config.json of {name}: tie_word_embeddings must be true or false")
         return spec
 
 
@@ -187,7 +209,7 @@ def device(name: str) -> Device:
     name = name.lower()
     name = ALIASES.get(name, name)
     if name not in devices():
-        raise UnknownName("hardware", name, [*devices()])
+        raise UnknownName("hardware", name, [*devices(), "this-machine"])
     return devices()[name]
 
 
@@ -197,11 +219,13 @@ def model_spec(name: str) -> ModelSpec:
         return model_specs()[name.lower()]
     path = Path(name)
     path = path / "config.json" if path.is_dir() else path
+    if Path(name).is_dir() and not path.is_file():
+        raise ModelError(f"the folder {name} holds no config.json")
     if not path.is_file():
         raise UnknownName("model spec", name, [*model_specs(), "a folder with config.json"])
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"can't read {path}: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path} holds no model configuration")

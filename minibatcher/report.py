@@ -219,7 +219,7 @@ def _title(data: dict[str, Any]) -> str:
         value = header.get(key)
         value = value.get("name") if isinstance(value, dict) else value
         if value is not None:
-            facts.append(form.format(value))
+            facts.append("1 slot" if (key, value) == ("max_num_seqs", 1) else form.format(value))
     return " · ".join(facts)
 
 
@@ -239,6 +239,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
                 + ("; …" if len(data["differences"]) > 3 else "")
             )
     notes += _same_plans(data)
+    if "calibration" in data["header"]:
+        notes.append(f"Calibration: {data['header']['calibration']}.")
     own = {name: run["header"] for name, run in data["strategies"].items()}
     unequal = [
         f"{key} ({', '.join(f'{name} {header.get(key)}' for name, header in own.items())})"

@@ -50,6 +50,7 @@ def simulated_engine(
         "dtype": cost.dtype,
         "hardware": {"device": f"{cost.num_gpus} × {cost.device.name}", "source": cost.device.source},
         "efficiency": asdict(cost.efficiency),
+        "calibration": cost.calibration,
         "switched_off": list(cost.switched_off),
         "software": {"minibatcher": __version__},
     }

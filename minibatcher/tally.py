@@ -177,6 +177,12 @@ class Tally:
         names, n = ["mean", *(f"p{p}" for p in PERCENTILES)], int(self._gaps.sum())
         if not n:
             return dict.fromkeys(names) | {"n": 0}
-        at = np.searchsorted(np.cumsum(self._gaps), np.array(PERCENTILES) / 100 * (n - 1), side="right")
-        middles = GAP_LOW * GAP_RATIO ** (at + 0.5) * 1e3
-        return dict(zip(names, [self._gap_sum / n * 1e3, *middles.tolist()])) | {"n": n}
+        ranks = np.array(PERCENTILES) / 100 * (n - 1)
+        low, high = (self._gap_of_rank(rank) for rank in (np.floor(ranks), np.ceil(ranks)))
+        values = low + (high - low) * (ranks % 1)  # interpolated as in metrics
+        return dict(zip(names, [self._gap_sum / n * 1e3, *values.tolist()])) | {"n": n}
+
+    def _gap_of_rank(self, ranks: np.ndarray) -> np.ndarray:
+        """Milliseconds of the gaps of these ranks (0 is the shortest): the middles of their bins."""
+        bins = np.searchsorted(np.cumsum(self._gaps), ranks, side="right")
+        return GAP_LOW * GAP_RATIO ** (bins + 0.5) * 1e3

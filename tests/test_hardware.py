@@ -306,13 +306,68 @@ def test_products_compute_whole_tiles():
 
 def test_tensor_parallelism_by_hand():
     spec = ModelSpec.from_hf(TINY | {"model_type": "llama"}, "tiny")
-    one, four = (CostModel(TOY, spec, n, "float16", PLAIN) for n in (1, 4))
+    one, two = (CostModel(TOY, spec, n, "float16", PLAIN) for n in (1, 2))
     work = StepWork(num_tokens=20, num_sampled=2, num_requests=2, kv_tokens_read=30, decode_pairs=10, prefill_pairs=190)
     assert one.terms(work)["all_reduce"] == 0
-    assert four.terms(work)["linear"] == pytest.approx(one.terms(work)["linear"] / 4)
-    assert four.terms(work)["attention"] == pytest.approx(one.terms(work)["attention"] / 4)
-    sent = 2 * 3 / 4 * 20 * 24 * 2  # a ring sends twice (n - 1)/n of 20 hidden states of 24 float16
-    assert four.terms(work)["all_reduce"] == pytest.approx(2 * 3 * (10e-6 + sent / 1e5))
+    assert two.terms(work)["linear"] == pytest.approx(one.terms(work)["linear"] / 2)
+    assert two.terms(work)["attention"] == pytest.approx(one.terms(work)["attention"] / 2)
+    sent = 2 * 1 / 2 * 20 * 24 * 2  # a ring sends twice (n - 1)/n of 20 hidden states of 24 float16
+    assert two.terms(work)["all_reduce"] == pytest.approx(2 * 3 * (10e-6 + sent / 1e5))
+    with pytest.raises(InvalidParameter, match="4 devices can't share the 6 heads of tiny evenly"):
+        CostModel(TOY, spec, 4, "float16", PLAIN)
+
+
+def test_more_devices_than_key_value_heads_keep_copies():
+    spec = model_spec("llama-3.1-8b")  # 8 key/value heads
+    eight, sixteen = (CostModel(device("h100"), spec, n) for n in (8, 16))
+    work = StepWork(num_tokens=1, num_sampled=1, num_requests=1, kv_tokens_read=10**6, decode_pairs=0, prefill_pairs=0)
+    assert sixteen.terms(work)["attention"] == pytest.approx(eight.terms(work)["attention"])
+    assert sixteen.kv_capacity_tokens == pytest.approx(eight.kv_capacity_tokens, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bandwidth": 0},
+        {"bandwidth": "x"},
+        {"flops": [1]},
+        {"flops": {"float16": -1}},
+        {"memory_bytes": True},
+        {"name": None},
+    ],
+)
+def test_a_device_needs_figures(changes):
+    with pytest.raises(InvalidParameter, match="figures that are numbers above 0"):
+        replace(TOY, **changes)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, float("nan"), "x", True])
+def test_shares_and_utilization_are_bounded(share):
+    spec = model_spec("llama-3.1-8b")
+    with pytest.raises(InvalidParameter, match="memory_utilization must be in"):
+        CostModel(device("h100"), spec, memory_utilization=share)
+    with pytest.raises(InvalidParameter, match="efficiency bandwidth must be in"):
+        Efficiency(bandwidth=share)
+
+
+def test_a_workspace_that_fills_the_device_is_said():
+    cost = CostModel(device("h100"), model_spec("llama-3.1-8b"), memory_utilization=0.02)
+    with pytest.raises(InvalidParameter, match="the workspace alone fills it"):
+        cost.check_fits()
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"moe_num_experts": 8}, "mixture of experts"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+        ({"num_key_value_heads": 4}, "do not divide evenly"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false"),
+    ],
+)
+def test_configurations_that_would_be_misread_are_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        ModelSpec.from_hf(TINY | {"model_type": "llama"} | changes, "tiny")
 
 
 # Measured operator times. Source: Vidur (github.com/microsoft/vidur, MIT licence, Microsoft Corporation), A100 80 GB,

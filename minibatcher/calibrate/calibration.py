@@ -219,11 +219,14 @@ def load_saved(path: str | Path) -> Saved:
         )
     figures = data.get("efficiency")
     known = {f.name for f in fields(Efficiency)}
-    if not isinstance(figures, dict) or not set(figures) <= known:
-        raise InvalidParameter(f"the figures in {path} must be among {', '.join(sorted(known))}")
+    if not isinstance(figures, dict) or set(figures) != known:
+        raise InvalidParameter(f"the figures in {path} must be {', '.join(sorted(known))}")
     try:
         device = Device(**data["device"])
-        return Saved(Efficiency(**figures), device, data["model"], data["dtype"], data["num_gpus"])
+        saved = Saved(Efficiency(**figures), device, data["model"], data["dtype"], data["num_gpus"])
+        if not isinstance(saved.model, str) or not isinstance(saved.dtype, str) or type(saved.num_gpus) is not int:
+            raise TypeError("model and dtype must be names and num_gpus a whole number")
+        return saved
     except (KeyError, TypeError) as error:
         raise InvalidParameter(f"{path} is damaged: {error}") from None
 

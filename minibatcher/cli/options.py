@@ -108,24 +108,31 @@ def load_for(args: argparse.Namespace):
     return model
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(
+    parser: argparse.ArgumentParser,
+    max_num_seqs: int = 16,
+    max_num_batched_tokens: int = 256,
+    kv_cache: str = "room for all",
+) -> None:
+    """The last three: defaults, for the help."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--max-num-seqs",
         type=whole_number(1, 1_000_000),
-        help="slots: most requests in one step (default: 16)",
+        help=f"slots: most requests in one step (default: {max_num_seqs})",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=positive_int,
-        help="token budget of a step: chunked fills it, continuous packs prompts up to it (default: 256)",
+        help="token budget of a step: chunked fills it, continuous packs prompts up to it "
+        f"(default: {max_num_batched_tokens})",
     )
     group.add_argument("--max-model-len", type=positive_int, help="longest prompt + output, in tokens")
     group.add_argument("--block-size", type=whole_number(1, 65_536), help="tokens in a KV block (default: 16)")
     group.add_argument(
         "--kv-cache-tokens",
         type=positive_int,
-        help="size of the KV pool in tokens; small values make requests wait or be preempted (default: room for all)",
+        help=f"size of the KV pool in tokens; small values make requests wait or be preempted (default: {kv_cache})",
     )
     group.add_argument("--gpu-memory-utilization", type=number, help="share of a GPU's memory to use (default: 0.9)")
     group.add_argument("--batch-timeout-s", type=number, help="static: longest wait for a full batch (default: 0.5)")

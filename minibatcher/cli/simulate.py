@@ -8,7 +8,7 @@ import sys
 from ..errors import InvalidParameter
 from ..hardware import BYTES, Device, device, devices, model_spec, model_specs
 from ..report import definitions
-from .options import add_engine_options, check_file, engine_options, number, positive_int, write_json
+from .options import add_engine_options, check_file, engine_options, number, whole_number, write_json
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 1_000
@@ -28,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     what = parser.add_argument_group("hardware and model")
     what.add_argument("--hardware", help=f"one of {', '.join(devices())}, or this-machine (default: h100)")
-    what.add_argument("--num-gpus", type=positive_int, help="devices in tensor parallelism (default: 1)")
+    what.add_argument("--num-gpus", type=whole_number(1, 256), help="devices in tensor parallelism (default: 1)")
     what.add_argument(
         "--model-spec",
         help=f"one of {', '.join(model_specs())}, or a folder with config.json (default: llama-3.1-8b)",
@@ -55,14 +55,16 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--efficiency", metavar="FILE", help="simulate what --save kept: its figures, and its hardware and model"
     )
     add_workload_options(parser, DEFAULT_NUM_REQUESTS, "the workload's own")
-    add_engine_options(parser)
+    add_engine_options(
+        parser, max_num_seqs=256, max_num_batched_tokens=2048, kv_cache="what memory leaves beside the weights"
+    )
     add_result_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
-    if args.calibrate:
+    if args.calibrate is not None:
         return _calibrate(args)
     from ..calibrate import load_saved
     from ..runners.roofline import CostModel, Efficiency
@@ -72,16 +74,19 @@ def run(args: argparse.Namespace) -> int:
     options = engine_options(args)
     for only_real in ("device", "attention", "seed", "dtype"):
         options.pop(only_real, None)
-    saved = load_saved(args.efficiency) if args.efficiency else None
+    saved = load_saved(args.efficiency) if args.efficiency is not None else None
     dtype = args.dtype or (saved.dtype if saved else "bfloat16")
+    gpu = saved.device if saved and not args.hardware else _device(args.hardware or "h100", dtype)
+    calibration = {"calibration": f"figures kept in {args.efficiency}"} if saved else {}
     cost = CostModel(
-        saved.device if saved and not args.hardware else _device(args.hardware or "h100", dtype),
+        gpu,
         model_spec(args.model_spec or (saved.model if saved else "llama-3.1-8b")),
         num_gpus=args.num_gpus or (saved.num_gpus if saved else 1),
         dtype=dtype,
-        efficiency=saved.efficiency if saved else Efficiency(),
+        efficiency=saved.efficiency if saved else Efficiency.for_device(gpu),
         switched_off=tuple(args.without),
         memory_utilization=options.pop("gpu_memory_utilization", CostModel.memory_utilization),
+        **calibration,
     )
     cost.check_fits()
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, None)
@@ -129,7 +134,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _device(name: str, dtype: str) -> Device:
-    if name != "this-machine":
+    if name.lower() != "this-machine":
         return device(name)
     from ..measure import measure_device
 

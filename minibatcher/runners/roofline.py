@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from ..errors import InvalidParameter
-from ..hardware import BYTES, Device, ModelSpec
+from ..hardware import BYTES, Device, ModelSpec, is_number
 from ..scheduling.base import StepPlan
 from .base import StepResult
 
@@ -38,18 +38,25 @@ class Efficiency:
     attention_call_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if type(self.tile_tokens) is not int or self.tile_tokens < 1:
+            raise InvalidParameter(
+                f"efficiency tile_tokens must be a whole number of at least 1, not {self.tile_tokens!r}"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "tile_tokens":
-                if not (isinstance(value, int) and value >= 1):
-                    raise InvalidParameter(
-                        f"efficiency tile_tokens must be a whole number of at least 1, not {value!r}"
-                    )
-                continue
-            share = not field.name.endswith("_s")
-            if not (0 < value <= 1 if share else value >= 0):
-                limits = "in (0, 1]" if share else "at least 0 (seconds)"
+            if field.name.endswith("_s"):
+                good, limits = is_number(value) and 0 <= value <= 3600, "seconds from 0 to 3,600"
+            else:
+                good, limits = is_number(value) and 0 < value <= 1, "in (0, 1]"
+            if field.name != "tile_tokens" and not good:
                 raise InvalidParameter(f"efficiency {field.name} must be {limits}, not {value!r}")
+
+    @classmethod
+    def for_device(cls, device: Device) -> Efficiency:
+        """The uncalibrated figures: for a data sheet's rates those above; measured rates need no discount for them."""
+        if not device.measured:
+            return cls()
+        return cls(bandwidth=1.0, compute=1.0, tile_tokens=1, attention_bandwidth=0.5, step_s=0.001)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,8 @@ TERMS = ("linear", "attention", "all_reduce", "overhead")
 class CostModel:
     """Seconds of a step on `num_gpus` devices in tensor parallelism.
 
-    switched_off: names of TERMS to leave out, so that a reader sees what each contributes.
+    switched_off: names of TERMS to leave out, so that a reader sees what each contributes. calibration: where the
+    efficiency figures are from, in words; it goes into the record.
     Raises InvalidParameter for a model that does not fit (need, have, how many devices it would take).
     """
 
@@ -117,10 +125,18 @@ class CostModel:
     memory_utilization: float = 0.9
     workspace_bytes: int = 2 << 30
     switched_off: tuple[str, ...] = ()
+    calibration: str = "none: default efficiency figures, derived from published ones"
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1:
-            raise InvalidParameter(f"num_gpus must be at least 1, not {self.num_gpus!r}")
+        if type(self.num_gpus) is not int or self.num_gpus < 1:
+            raise InvalidParameter(f"num_gpus must be a whole number of at least 1, not {self.num_gpus!r}")
+        if self.model.num_heads % self.num_gpus:
+            raise InvalidParameter(
+                f"tensor parallelism over {self.num_gpus} devices can't share the {self.model.num_heads} heads of "
+                f"{self.model.name} evenly; use a number that divides them"
+            )
+        if not is_number(self.memory_utilization) or not 0 < self.memory_utilization <= 1:
+            raise InvalidParameter(f"memory_utilization must be in (0, 1], not {self.memory_utilization!r}")
         unknown = set(self.switched_off) - set(TERMS)
         if unknown:
             raise InvalidParameter(f"unknown cost term {sorted(unknown)[0]!r}; known: {', '.join(TERMS)}")
@@ -137,7 +153,7 @@ class CostModel:
         bandwidth, rate = self.device.bandwidth * n, self.device.rate(self.dtype) * n
         linear = self._product(model.num_layers * model.layer_matrix_parameters, work.num_tokens)
         linear += self._product(model.head_parameters, work.num_sampled)
-        kv_bytes = work.kv_tokens_read * model.kv_bytes_per_token(self.dtype)
+        kv_bytes = work.kv_tokens_read * self._kv_bytes_per_token
         pairs = work.decode_pairs + work.prefill_pairs
         attention = max(
             kv_bytes / (bandwidth * e.attention_bandwidth),
@@ -178,10 +194,21 @@ class CostModel:
         return 2 * self.model.num_layers * (latency_s + 2 * (n - 1) / n * size / self.device.link_bandwidth)
 
     @property
+    def _kv_bytes_per_token(self) -> int:
+        """On all devices together: with more devices than key/value heads, each head is kept several times."""
+        copies = max(1, self.num_gpus // self.model.num_kv_heads)
+        return copies * self.model.kv_bytes_per_token(self.dtype)
+
+    @property
+    def _usable_bytes(self) -> float:
+        """Of one device, for weights and KV cache."""
+        return self.device.memory_bytes * self.memory_utilization - self.workspace_bytes
+
+    @property
     def kv_capacity_tokens(self) -> int:
         """Tokens that fit beside weights and workspace: the memory budget of row 0.6."""
-        usable = self.num_gpus * (self.device.memory_bytes * self.memory_utilization - self.workspace_bytes)
-        return int(max(0.0, usable - self.model.weight_bytes(self.dtype)) // self.model.kv_bytes_per_token(self.dtype))
+        left = self.num_gpus * self._usable_bytes - self.model.weight_bytes(self.dtype)
+        return int(max(0.0, left) // self._kv_bytes_per_token)
 
     def check_fits(self) -> None:
         """Raise InvalidParameter unless weights and at least one full context fit."""
@@ -189,13 +216,13 @@ class CostModel:
         if self.kv_capacity_tokens >= context:
             return
         needed = self.model.weight_bytes(self.dtype) + context * self.model.kv_bytes_per_token(self.dtype)
-        each = self.device.memory_bytes * self.memory_utilization - self.workspace_bytes
-        have, gib = self.num_gpus * each, 2**30
-        takes = next(n for n in range(1, 4097) if n * each >= needed)
+        each, gib = self._usable_bytes, 2**30
+        have = max(0.0, self.num_gpus * each)
+        takes = f"it takes {math.ceil(needed / each)} of them" if each > 0 else "the workspace alone fills it"
         raise InvalidParameter(
             f"{self.model.name} in {self.dtype} does not fit {self.num_gpus} × {self.device.name}: "
             f"need {needed / gib:.1f} GiB (weights and {context:,} tokens of KV cache), "
-            f"have {have / gib:.1f} GiB; it takes {takes} of them"
+            f"have {have / gib:.1f} GiB; {takes}"
         )
 
     def without(self, *terms: str) -> CostModel:
