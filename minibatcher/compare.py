@@ -10,10 +10,9 @@ from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
 from .request import Request, SamplingParams
+from .scheduling import DEFAULT_STRATEGIES
 from .timeline import Timeline
 from .workload import Workload
-
-DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")
 
 
 def run_comparison(
@@ -49,12 +48,7 @@ def run_comparison(
         except KeyboardInterrupt:
             break
         timelines[name] = timeline = engine.run(todo[name], progress=progress)
-        timeline.header["workload"] = {
-            "name": workload.name,
-            "source": workload.source,
-            "notes": list(workload.notes),
-            "num_requests": len(workload),
-        }
+        timeline.header["workload"] = workload.facts()
         timeline.header["sampling"] = {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(params).items()
         }

@@ -6,7 +6,6 @@ Every figure of the shipped tables (devices.json, models.json) stands there with
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
@@ -15,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import InvalidParameter, ModelError, UnknownName
+from .numeric import is_number
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIASES = {"a100": "a100-80", "4090": "rtx-4090", "rtx4090": "rtx-4090", "5090": "rtx-5090", "rtx5090": "rtx-5090"}
 # Decoders whose MLP is two matrices (up, down). The others of today have a third, the gate.
 PLAIN_MLP = {"opt", "gpt_neox", "phi", "starcoder2"}
-
-
-def is_number(value: object) -> bool:
-    """A finite int or float; True and False are none."""
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidParameter
+from .numeric import is_number
 from .timeline import RequestRecord, RowState, Timeline
 
 COMPLETED = ("stop", "length")  # finish reasons of requests that were served to their end
@@ -237,7 +237,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 def _require_positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if not is_number(value) or value <= 0:
         raise InvalidParameter(f"{name} must be a number above 0, not {value!r}")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from .errors import InvalidParameter
+from .numeric import is_number
 
 LARGEST = 2**31 - 1
 
@@ -59,9 +59,9 @@ class SamplingParams:
                 raise InvalidParameter(f"{name} must be a whole number from {low} to {LARGEST:,}, not {value!r}")
         if self.min_tokens > self.max_tokens:
             raise InvalidParameter(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
-        if not _is_number(self.temperature) or self.temperature < 0:
+        if not is_number(self.temperature) or self.temperature < 0:
             raise InvalidParameter(f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}")
-        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise InvalidParameter(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed < 0):
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
@@ -70,10 +70,6 @@ class SamplingParams:
                 raise InvalidParameter(f"stop_token_ids must hold token ids, not {token_id!r}")
         if not all(isinstance(text, str) and text for text in stop):
             raise InvalidParameter(f"stop must hold non-empty strings, not {stop!r}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(eq=False, slots=True)
@@ -116,7 +112,7 @@ class Request:
         self.may_stop = not self.params.ignore_eos or bool(self.params.stop_token_ids)
         if self.num_prompt_tokens == 0:
             raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
-        if not _is_number(self.arrival_time) or self.arrival_time < 0:
+        if not is_number(self.arrival_time) or self.arrival_time < 0:
             raise InvalidParameter(
                 f"arrival_time must be a number of at least 0, not {self.arrival_time!r} (request {self.request_id!r})"
             )

@@ -13,13 +13,12 @@ from .errors import InvalidParameter, WorkloadError
 from .kv import make_kv
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
-from .scheduling import SchedulerConfig, make_scheduler, strategy
+from .scheduling import DEFAULT_STRATEGIES, SchedulerConfig, make_scheduler, strategy
 from .tally import Tally
 from .timeline import Timeline
 from .workload import Workload, WorkloadRequest
 
 DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what large servers run with, vLLM's defaults
-DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")
 
 
 def simulated_engine(
@@ -91,15 +90,13 @@ def run_simulation(
             f"max_model_len {max_model_len} is above the context of {cost.model.name}, "
             f"{cost.model.max_position_embeddings} tokens; scale the workload with fit_to_context"
         )
-    facts = {"name": workload.name, "source": workload.source, "notes": list(workload.notes)}
-    facts["num_requests"] = len(workload)
     timelines = {}
     for name in dict.fromkeys(strategies):
         engine = simulated_engine(
             cost,
             name,
             max_model_len=max_model_len,
-            header={"workload": facts, "seed": seed},
+            header={"workload": workload.facts(), "seed": seed},
             recorder=None if keep_timeline else Tally(),
             **options,
         )

@@ -160,6 +160,7 @@ def test_unknown_strategy_lists_the_known_ones():
         {"max_num_batched_tokens": -1},
         {"max_num_seqs": 1.5},
         {"batch_timeout_s": -1.0},
+        {"batch_timeout_s": "1"},
         {"max_queue_delay_s": float("nan")},
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InvalidParameter, MinibatcherError
 from ..report import comparison, table
-from ..scheduling import STRATEGIES, strategy
+from ..scheduling import DEFAULT_STRATEGIES, STRATEGIES, strategy
 from ..workload import load_workload, workload_names
 from .options import (
     check_file,
@@ -26,7 +26,6 @@ from .options import (
 )
 
 DEFAULT_WORKLOAD = "azure-conv"
-DEFAULT_STRATEGIES = ["static", "dynamic", "continuous", "chunked"]
 
 
 def add_workload_options(
@@ -53,7 +52,7 @@ def add_workload_options(
     what.add_argument(
         "--strategies",
         nargs="+",
-        default=DEFAULT_STRATEGIES,
+        default=list(DEFAULT_STRATEGIES),
         metavar="NAME",
         help=f"any of {', '.join(STRATEGIES)} (default: all but solo)",
     )

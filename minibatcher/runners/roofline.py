@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass, fields, replace
 
 from ..errors import InvalidParameter
-from ..hardware import BYTES, Device, ModelSpec, is_number
+from ..hardware import BYTES, Device, ModelSpec
+from ..numeric import is_number
 from ..scheduling.base import StepPlan
 from .base import StepResult
 

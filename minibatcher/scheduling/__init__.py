@@ -14,6 +14,7 @@ from .static import StaticScheduler
 STRATEGIES: dict[str, type[Scheduler]] = {
     cls.name: cls for cls in (SoloScheduler, StaticScheduler, DynamicScheduler, ContinuousScheduler, ChunkedScheduler)
 }
+DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")  # what a comparison runs unless told otherwise
 
 
 def strategy(name: str) -> type[Scheduler]:
@@ -28,6 +29,7 @@ def make_scheduler(name: str, kv: BlockKV, config: SchedulerConfig) -> Scheduler
 
 
 __all__ = [
+    "DEFAULT_STRATEGIES",
     "STRATEGIES",
     "ChunkedScheduler",
     "ContinuousScheduler",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from enum import Enum
 
 from ..errors import InvalidParameter, PlanError
 from ..kv.blocks import BlockKV
+from ..numeric import is_number
 from ..request import Request, Status
 
 
@@ -62,7 +62,7 @@ class SchedulerConfig:
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
         for name in ("batch_timeout_s", "max_queue_delay_s"):
             value = getattr(self, name)
-            if not math.isfinite(value) or value < 0:
+            if not is_number(value) or value < 0:
                 raise InvalidParameter(f"{name} must be a number of seconds, at least 0, not {value!r}")
 
 

@@ -87,6 +87,10 @@ class Workload:
             for request in self.requests:
                 file.write(json.dumps(_as_record(request)) + "\n")
 
+    def facts(self) -> dict[str, Any]:
+        """What a run's record says of its workload."""
+        return {"name": self.name, "source": self.source, "notes": list(self.notes), "num_requests": len(self)}
+
     def summary(self) -> dict[str, Any]:
         """Count, lengths in tokens (mean, p50, p90, p99, max; None if unknown) and arrivals, as JSON-ready figures.
 
