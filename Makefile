@@ -6,7 +6,7 @@ PYTEST_FLAGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := lab,test,hub,gguf,dev
+EXTRAS := lab,test,hub,gguf,gpu,dev
 # Kernels and shell commands inside a notebook find this environment's programs first.
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two OpenMP threads that spin beside a busy process make a step many times slower; waiting passively does not.
