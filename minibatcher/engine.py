@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from operator import index
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Engine:
     tokenizer: needed for text prompts, text output and stop strings; without it the engine deals in token ids.
     header: provenance for the timeline. recorder: what keeps the record (a TimelineRecorder unless told otherwise).
     check_plans: hold every plan against the scheduler's contract; a large simulation can do without.
+    monitor: samples the device while `run` serves (monitor.GpuMonitor, on the engine's clock).
     `Engine.from_model` builds all of it from a model's name and a strategy's.
     """
 
@@ -62,13 +64,14 @@ class Engine:
         header: dict[str, Any] | None = None,
         recorder=None,
         check_plans: bool = True,
+        monitor=None,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock or WallClock()
         self.tokenizer, self.eos_token_ids = tokenizer, frozenset(eos_token_ids)
         self.max_model_len, self.vocab_size = max_model_len, vocab_size
         self._header = header or {}
         self.recorder = recorder or TimelineRecorder()
-        self._check_plans = check_plans
+        self._check_plans, self.monitor = check_plans, monitor
         self._ids = itertools.count()
         self._wake_at: float | None = None
         self.reset()
@@ -216,7 +219,7 @@ class Engine:
         interrupts = Interrupts()
         bar = tqdm(total=total, desc=self.scheduler.name, unit="request", disable=not progress, leave=False)
         try:
-            with interrupts.held():
+            with interrupts.held(), self.monitor.watch(self.timeline) if self.monitor else nullcontext():
                 while following is not None or self.scheduler.has_work():
                     while following is not None and following.arrival_time <= self.clock.now():
                         self.submit(following)

@@ -11,10 +11,11 @@ import numpy as np
 
 from .errors import InvalidParameter
 from .numeric import is_number
-from .timeline import RequestRecord, RowState, Timeline
+from .timeline import DeviceSample, RequestRecord, RowState, Timeline
 
 COMPLETED = ("stop", "length")  # finish reasons of requests that were served to their end
 PERCENTILES = (50, 90, 99)
+MIN_SPANNED = 0.9  # of a run's time that power samples must span before its energy is told
 
 DEFINITIONS: dict[str, str] = {
     "makespan_s": "seconds from the first arrival to the last event",
@@ -46,6 +47,24 @@ DEFINITIONS: dict[str, str] = {
     "goodput_per_s": "requests served to their end within every objective stated, per second of makespan",
     "cost_per_million_output_tokens": "price per hour x makespan in hours / generated tokens x 1,000,000",
     "cost_per_request": "price per hour x makespan in hours / requests served to their end",
+    "gpu_busy_share": (
+        "GPU utilisation as nvidia-smi shows it, mean of samples: share of the driver's sampling period (1/6 to 1 s; "
+        "the first samples tell of the time before the run) in which at least one kernel ran. It says neither how much "
+        "of the chip worked (one small kernel after another shows 100 %) nor to what use (padding counts): it is not a "
+        "share of peak (mfu, bandwidth_utilisation are), nor useful throughput"
+    ),
+    "gpu_power_w": (
+        "power drawn by the GPU (its board, not the host), mean over the time sampled, in watts; most GPUs since 2020 "
+        "report a mean over the last second, so that runs of a few seconds show part of what came before them"
+    ),
+    "gpu_memory_peak_gib": (
+        "memory in use on the GPU, highest sample, in GiB (2^30 bytes): by all processes, and all that was reserved, "
+        "filled or not"
+    ),
+    "joules_per_output_token": (
+        "gpu_power_w x makespan / generated tokens: what prompts, padding and idle time took is in it; only where "
+        "samples span at least 90 % of the makespan"
+    ),
     "percentiles": "p50, p90, p99: interpolated linearly between sorted samples; n: number of samples",
 }
 
@@ -84,6 +103,7 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
         "tpot_ms": spread(tpot(r) for r in requests),
         "e2el_ms": spread(e2el(r) for r in requests),
         **_step_metrics(timeline),
+        **_device_metrics(timeline, output_tokens),
     }
 
 
@@ -220,6 +240,40 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
         },
         "busy_share": ratio(durations.sum(), timeline.duration),
     }
+
+
+def _device_metrics(timeline: Timeline, output_tokens: int) -> dict[str, float | None]:
+    """Figures of the GPU that was sampled; none at all where nothing was."""
+    start, end = timeline.span
+    samples = [sample for sample in timeline.device_samples if sample.time >= start]  # the last may follow the end
+    if not samples:
+        return {}
+    busy = [s.utilisation for s in samples if s.utilisation is not None]
+    memory = [s.memory_bytes for s in samples if s.memory_bytes is not None]
+    power, seconds = mean_power(timeline.device_samples, start, end)
+    energy = power * (end - start) if power is not None and seconds >= MIN_SPANNED * (end - start) else None
+    return {
+        "gpu_busy_share": float(np.mean(busy)) if busy else None,
+        "gpu_power_w": power,
+        "gpu_memory_peak_gib": max(memory) / 2**30 if memory else None,
+        "joules_per_output_token": None if energy is None else ratio(energy, output_tokens),
+    }
+
+
+def mean_power(samples: Iterable[DeviceSample], start: float, end: float) -> tuple[float | None, float]:
+    """Watts, mean over the time between `start` and `end` that the samples span, and how many seconds that is.
+
+    By the trapezoidal rule: power goes straight from sample to sample. None, 0.0 where they span no time.
+    """
+    points = [(s.time, s.power_w) for s in samples if s.power_w is not None]
+    times, watts = np.array(points).reshape(-1, 2).T
+    low, high = max([start, *times[:1]]), min([end, *times[-1:]])
+    if not points or low >= high:
+        return None, 0.0
+    moments = np.array([low, *times[(times > low) & (times < high)], high])
+    values = np.interp(moments, times, watts)
+    joules = np.diff(moments) @ (values[:-1] + values[1:]) / 2
+    return float(joules / (high - low)), float(high - low)
 
 
 def spread(seconds: Iterable[float | None]) -> dict[str, Any]:

@@ -179,10 +179,22 @@ def _lines(data: dict[str, Any]) -> Lines:
             lines.append(percent(f"  {label}", lambda run, key=key: run["utilisation"][key]))
     if any(run["num_preemptions"] for run in runs):
         lines.append(("  preemptions", [f"{run['num_preemptions']:,}" for run in runs]))
+    lines += _gpu_lines(runs)
     lines.append(("Requests served to their end", [f"{_served(run):,}" for run in runs]))
     if any(run["num_requests"] > _served(run) for run in runs):
         lines.append(("  aborted or unfinished", [f"{run['num_requests'] - _served(run):,}" for run in runs]))
     return lines
+
+
+def _gpu_lines(runs: list[dict[str, Any]]) -> Lines:
+    """Rows of what was sampled on the GPU in at least one run."""
+    lines: Lines = []
+    for key, label in GPU_ROWS.items():
+        values = [run.get(key) for run in runs]
+        if any(value is not None for value in values):
+            cells = [_percent(v) if key.endswith("share") else _number(v, 3) for v in values]
+            lines.append((f"  {label}", cells))
+    return [("GPU, sampled during the run", []), *lines] if lines else []
 
 
 TITLE_FACTS = {
@@ -198,6 +210,12 @@ UTILISATION_ROWS = {
     "mfu": "model FLOPs",
     "bandwidth_utilisation": "memory bandwidth",
     "useful_slot_share": "useful slots",
+}
+GPU_ROWS = {
+    "gpu_busy_share": "busy: any kernel at all (nvidia-smi)",
+    "gpu_power_w": "power, mean, W",
+    "gpu_memory_peak_gib": "memory in use, peak, GiB",
+    "joules_per_output_token": "energy per output token, J",
 }
 LATENCIES = {
     "queue_ms": "Queue time, ms",
@@ -239,6 +257,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
                 + ("; …" if len(data["differences"]) > 3 else "")
             )
     notes += _same_plans(data)
+    if "gpu_monitor" in data["header"]:
+        notes.append(f"GPU: {data['header']['gpu_monitor']}.")
     if "calibration" in data["header"]:
         notes.append(f"Calibration: {data['header']['calibration']}.")
     own = {name: run["header"] for name, run in data["strategies"].items()}

@@ -101,6 +101,20 @@ class RequestRecord:
         return hashlib.sha256(" ".join(map(str, self.output_token_ids)).encode()).hexdigest()[:16]
 
 
+class DeviceSample(NamedTuple):
+    """What the GPU said of itself at a moment of a run; None where it does not tell.
+
+    time: seconds on the engine's clock. utilisation: as nvidia-smi shows it, the share (0 to 1) of the driver's last
+    sampling period in which at least one kernel ran. memory_bytes: memory in use on the device, whoever uses it.
+    power_w: power drawn, in watts.
+    """
+
+    time: float
+    utilisation: float | None
+    memory_bytes: int | None
+    power_w: float | None
+
+
 @dataclass
 class Timeline:
     """The record of a run.
@@ -108,12 +122,14 @@ class Timeline:
     clock: "measured" (wall clock) or "simulated" (virtual time); every table and plot says which.
     header: strategy, max_num_seqs, max_num_batched_tokens, block_size, num_blocks, max_model_len, workload, seed,
     model, hardware, software: whatever is needed to redo the run.
+    device_samples: in order of time; empty where no GPU was watched.
     """
 
     clock: str = "measured"
     header: dict[str, Any] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestRecord] = field(default_factory=dict)
+    device_samples: list[DeviceSample] = field(default_factory=list)
 
     @property
     def num_slots(self) -> int:
@@ -136,7 +152,7 @@ class Timeline:
         return end - start
 
     def slice(self, first: int, stop: int) -> Timeline:
-        """The steps `first:stop`, with the requests that ran or waited in them (their records are whole).
+        """The steps `first:stop`, the requests that ran or waited in them (whole records), the samples of their time.
 
         `header["slice"]` notes the indices of the first and the last step.
         """
@@ -150,7 +166,8 @@ class Timeline:
             if name in names
             or (r.arrival_time <= steps[-1].start and (r.finish_time is None or r.finish_time > steps[0].start))
         }
-        return Timeline(self.clock, self.header | {"slice": [steps[0].index, steps[-1].index]}, steps, kept)
+        samples = [sample for sample in self.device_samples if steps[0].start <= sample.time <= steps[-1].end]
+        return Timeline(self.clock, self.header | {"slice": [steps[0].index, steps[-1].index]}, steps, kept, samples)
 
     def waiting_at(self, position: int) -> list[str]:
         """Requests that were in the queue when `steps[position]` ran, in order of arrival."""
@@ -173,6 +190,7 @@ class Timeline:
             "header": self.header,
             "steps": [_plain(step) for step in self.steps],
             "requests": [_plain(r) | {"output_hash": r.output_hash} for r in self.requests.values()],
+            "device_samples": self.device_samples,
         }
         path = Path(path)
         temporary = path.with_name(path.name + ".partial")
@@ -231,7 +249,16 @@ class Timeline:
                     if row.request_id not in requests:
                         raise ValueError(f"request {row.request_id!r} has no record")
             steps.append(step)
-        return cls(clock, header, steps, requests)
+        samples = []
+        for position, plain in enumerate(data.get("device_samples", [])):  # absent from files older than the samples
+            with _naming(f"device sample {position}"):
+                time, utilisation, memory_bytes, power_w = plain
+                told = [value for value in (utilisation, power_w) if value is not None]
+                _require_numbers([time, *told], [] if memory_bytes is None else [memory_bytes])
+                if utilisation is not None and not 0 <= utilisation <= 1:
+                    raise ValueError(f"utilisation must be a share between 0 and 1, not {utilisation!r}")
+            samples.append(DeviceSample(time, utilisation, memory_bytes, power_w))
+        return cls(clock, header, steps, requests, samples)
 
 
 def _plain(record: StepRecord | RequestRecord) -> dict[str, Any]:

@@ -19,10 +19,10 @@ LAYERS = [
     {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
     {"kv", "interrupt"},
     {"scheduling"},
-    {"attention", "model"},
-    {"runners", "provenance", "measure"},
+    {"transfer", "attention", "model"},
+    {"runners", "provenance", "measure", "memory", "monitor"},
     {"engine", "intake", "recorder", "tally", "build", "llm"},
-    {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit"},
+    {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit", "kernels"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

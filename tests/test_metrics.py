@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from minibatcher import metrics
 from minibatcher.errors import InvalidParameter
-from minibatcher.metrics import DEFINITIONS, cost, goodput, summarize
+from minibatcher.metrics import DEFINITIONS, cost, goodput, mean_power, summarize
 from minibatcher.scheduling import STRATEGIES
-from minibatcher.timeline import RequestRecord, RowRecord, RowState, StepRecord, Timeline
+from minibatcher.timeline import DeviceSample, RequestRecord, RowRecord, RowState, StepRecord, Timeline
 
 PREFILL, DECODE, STALLED, FINISHED = RowState
 
@@ -179,3 +179,48 @@ def test_any_run_adds_up(name, n, seed, rate, slots, blocks):
             whole = metrics.ttft(request) + metrics.tpot(request) * (len(request.token_times) - 1)
             assert whole == pytest.approx(metrics.e2el(request))
     assert all(s[k]["p50"] <= s[k]["p90"] <= s[k]["p99"] for k in ("queue_ms", "ttft_ms", "e2el_ms"))
+
+
+def test_gpu_figures_by_hand():
+    timeline = by_hand()  # from 1.0 to 2.75, 6 output tokens
+    timeline.device_samples = [
+        DeviceSample(0.5, 0.1, 9 << 30, 40.0),  # before the first arrival: only where the line to the next begins
+        DeviceSample(1.5, 0.2, 1 << 30, 140.0),
+        DeviceSample(2.0, None, None, None),
+        DeviceSample(2.5, 0.6, 3 << 29, 340.0),
+        DeviceSample(3.0, 1.0, 1 << 30, 240.0),  # taken as the run ended
+    ]
+    joules = (90 + 140) / 2 * 0.5 + (140 + 340) / 2 * 1.0 + (340 + 290) / 2 * 0.25
+    summary = summarize(timeline)
+    assert summary["gpu_busy_share"] == pytest.approx(0.6) and summary["gpu_memory_peak_gib"] == 1.5
+    assert summary["gpu_power_w"] == pytest.approx(joules / 1.75)
+    assert summary["joules_per_output_token"] == pytest.approx(joules / 6)
+    assert set(summary) - set(summarize(by_hand())) <= set(DEFINITIONS)
+
+
+def test_energy_is_not_guessed_for_what_was_not_sampled():
+    timeline = by_hand()
+    timeline.device_samples = [DeviceSample(1.0, None, None, 100.0), DeviceSample(2.5, None, None, 300.0)]
+    summary = summarize(timeline)  # 1.5 of 1.75 seconds
+    assert summary["gpu_power_w"] == pytest.approx(200) and summary["joules_per_output_token"] is None
+    assert summary["gpu_busy_share"] is None and summary["gpu_memory_peak_gib"] is None
+    timeline.device_samples = [DeviceSample(1.2, 0.5, 1 << 30, 100.0)]
+    assert summarize(timeline)["gpu_power_w"] is None
+    timeline.device_samples = []
+    assert "gpu_power_w" not in summarize(timeline)
+
+
+MOMENTS = st.floats(0, 10).map(lambda seconds: round(seconds, 6))
+
+
+@given(st.lists(st.tuples(MOMENTS, st.floats(0, 800)), min_size=1, max_size=20), MOMENTS, MOMENTS)
+def test_mean_power_lies_between_the_samples(points, start, end):
+    samples = [DeviceSample(moment, None, None, watts) for moment, watts in sorted(points)]
+    power, seconds = mean_power(samples, start, end)
+    first, last = samples[0].time, samples[-1].time
+    assert seconds == pytest.approx(max(0.0, min(end, last) - max(start, first)))
+    if power is None:
+        assert seconds == 0
+    else:
+        watts = [watts for _, watts in points]
+        assert min(watts) - 1e-6 <= power <= max(watts) + 1e-6

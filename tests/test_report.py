@@ -11,6 +11,7 @@ from test_metrics import by_hand
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, goodput, summarize
 from minibatcher.report import _number, _percent, comparison, definitions, markdown, table
+from minibatcher.timeline import DeviceSample
 
 NAMES = ["static", "dynamic", "continuous", "chunked"]
 
@@ -200,3 +201,43 @@ def test_few_digits():
     assert {value: _number(value, 3) for value in values} == values
     assert _number(None, 3) == "–" and _number(14.4, 2) == "14"
     assert [_percent(share) for share in (None, 0, 0.004, 0.126, 1)] == ["–", "0 %", "<1 %", "13 %", "100 %"]
+
+
+def with_samples(name: str, samples: list[DeviceSample]):
+    timeline = measured(name)
+    timeline.device_samples = samples
+    return timeline
+
+
+def test_gpu_rows_where_something_was_sampled():
+    silent, end = measured("static"), measured("continuous").span[1]
+    sampled = with_samples(
+        "continuous",
+        [
+            DeviceSample(0.0, 0.5, 3 << 30, 100.0),
+            DeviceSample(end / 4, 0.75, 7 << 30, 300.0),
+            DeviceSample(end + 1.0, 1.0, 5 << 30, 300.0),
+        ],
+    )
+    data = json.loads(json.dumps(comparison({"static": silent, "continuous": sampled}), allow_nan=False))
+    run, tokens = data["strategies"]["continuous"], data["strategies"]["continuous"]["num_output_tokens"]
+    assert run["gpu_busy_share"] == 0.75 and run["gpu_memory_peak_gib"] == 7
+    assert run["gpu_power_w"] == pytest.approx(275)  # 200 W for a quarter of the run, 300 W for the rest
+    assert run["joules_per_output_token"] == pytest.approx(275 * end / tokens)
+    assert not any(key.startswith(("gpu", "joules")) for key in data["strategies"]["static"])
+    shown = markdown(data)
+    assert "| **GPU, sampled during the run** |" in shown
+    for label, cell in {"any kernel at all (nvidia-smi)": "75 %", "power, mean, W": "275", "peak, GiB": "7.00"}.items():
+        assert f"{label} | – | {cell} |" in shown
+
+
+def test_no_gpu_rows_without_samples(timelines):
+    text = table(comparison(timelines))
+    assert "GPU" not in text and "joule" not in text and "energy" not in text
+
+
+def test_a_gpu_that_could_not_be_sampled_is_told(timelines):
+    runs = copy.deepcopy(timelines)
+    for timeline in runs.values():
+        timeline.header["gpu_monitor"] = "the GPU is split (MIG)"
+    assert "GPU: the GPU is split (MIG)." in table(comparison(runs))

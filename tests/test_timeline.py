@@ -10,7 +10,7 @@ from test_metrics import by_hand
 
 from minibatcher.errors import WorkloadError
 from minibatcher.metrics import summarize
-from minibatcher.timeline import RequestRecord, RowRecord, RowState, Timeline
+from minibatcher.timeline import DeviceSample, RequestRecord, RowRecord, RowState, Timeline
 
 
 @pytest.mark.parametrize("name", ["static", "dynamic", "continuous", "chunked"])
@@ -90,6 +90,38 @@ def test_waiting_at_agrees_with_the_queue_depth():
         assert len(timeline.waiting_at(position)) == step.num_waiting
 
 
+SAMPLES = [
+    DeviceSample(1.05, 0.0, 900, 71.5),
+    DeviceSample(1.5, 0.93, None, 301.25),
+    DeviceSample(1.55, None, 1 << 40, None),
+    DeviceSample(1.6, 1.0, 1000, 640.0),
+    DeviceSample(2.3, 0.5, 1000, 600.0),
+]
+
+
+def sampled():
+    timeline = by_hand()
+    timeline.device_samples = list(SAMPLES)
+    return timeline
+
+
+def test_device_samples_are_kept_and_cut(tmp_path):
+    sampled().save(tmp_path / "run.json")
+    again = Timeline.load(tmp_path / "run.json")
+    assert again == sampled() and all(type(sample) is DeviceSample for sample in again.device_samples)
+    assert sampled().slice(1, 2).device_samples == SAMPLES[1:4]  # 1.5 to 1.6
+    assert by_hand().device_samples == [] and sampled().slice(7, 9).device_samples == []
+
+
+def test_file_from_before_there_were_samples(tmp_path):
+    path = tmp_path / "run.json"
+    by_hand().save(path)
+    data = json.loads(path.read_text())
+    assert data.pop("device_samples") == []
+    path.write_text(json.dumps(data))
+    assert Timeline.load(path) == by_hand()
+
+
 def damage(change):
     def apply(data):
         change(data)
@@ -132,6 +164,11 @@ DAMAGED = {
     "stranger": (damage(lambda d: put(d, "z", "steps", 2, "rows", 1, 1)), "step 2: request 'z' has no record"),
     "step is a number": (damage(lambda d: put(d, 5, "steps", 0)), "step 0: "),
     "request lacks arrival": (damage(lambda d: drop(d, "requests", 1, "arrival_time")), "request 1: .*'arrival_time'"),
+    "sample without time": (damage(lambda d: put(d, None, "device_samples", 1, 0)), "device sample 1: a time must be"),
+    "short sample": (damage(lambda d: drop(d, "device_samples", 2, 3)), "device sample 2: not enough values"),
+    "per cent": (damage(lambda d: put(d, 93, "device_samples", 1, 1)), "device sample 1: .*between 0 and 1, not 93"),
+    "odd memory": (damage(lambda d: put(d, "1 GiB", "device_samples", 0, 2)), "device sample 0: a count .*'1 GiB'"),
+    "odd power": (damage(lambda d: put(d, [], "device_samples", 3, 3)), r"device sample 3: .*\[\]"),
     "token changed": (damage(lambda d: put(d, 6, "requests", 0, "output_token_ids", 0)), "request 0: output_hash"),
 }
 
@@ -140,7 +177,7 @@ DAMAGED = {
 def test_damaged_file_gets_a_sentence(case, tmp_path):
     change, message = DAMAGED[case]
     path = tmp_path / "run.json"
-    by_hand().save(path)
+    sampled().save(path)
     path.write_text(change(json.loads(path.read_text())))
     with pytest.raises(WorkloadError, match=message) as caught:
         Timeline.load(path)
