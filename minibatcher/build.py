@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields, replace
 
 import torch
 
-from .attention.choose import choose_attention
+from .attention.choose import AttentionBackend, choose_attention
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
 from .kv import BlockKV, make_kv
+from .memory import kv_pool_bytes
 from .model.loader import LoadedModel, load_model
 from .provenance import provenance
+from .runners.graphs import DecodeGraphs, graph_sizes
 from .runners.padded import PaddedRunner
 from .runners.ragged import RaggedRunner
-from .scheduling import SchedulerConfig, make_scheduler, strategy
+from .scheduling import Scheduler, SchedulerConfig, make_scheduler, strategy
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class EngineOptions:
     attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
     max_num_seqs full contexts, as far as memory allows. gpu_memory_utilization: the share of a GPU's memory to use.
+    cuda_graphs: replay steps of decodes alone from recordings for a few batch sizes, padded to the next of them (paged
+    strategies on a GPU with the Triton kernels).
     """
 
     strategy: str = "continuous"
@@ -36,6 +39,7 @@ class EngineOptions:
     block_size: int = 16
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
+    cuda_graphs: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -45,12 +49,21 @@ class EngineOptions:
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidParameter(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization!r}")
+        if not isinstance(self.cuda_graphs, bool):
+            raise InvalidParameter(f"cuda_graphs must be True or False, not {self.cuda_graphs!r}")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
 
 
 def build_engine(model: str | LoadedModel = "bard", **options) -> Engine:
     """An engine for a model (a name, or one already loaded) and any of EngineOptions' and SchedulerConfig's fields."""
+    engine = assemble_engine(model, **options)
+    engine.runner.allocate()
+    return engine
+
+
+def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
+    """The same, but its KV pool takes no memory before `engine.runner.allocate()` or the first step."""
     known = {f.name for f in fields(EngineOptions)}
     knobs = {f.name for f in fields(SchedulerConfig)}
     unknown = set(options) - known - knobs
@@ -65,11 +78,18 @@ def build_engine(model: str | LoadedModel = "bard", **options) -> Engine:
         model = load_model(model, device=resolve_device(options.device), dtype=options.dtype)
     attention = choose_attention(options.attention, model.device, model.dtype)
     max_model_len = _max_model_len(model, options.max_model_len)
-    kv = _make_kv(model, cls.kv_layout, max_model_len, config, options)
+    kv = _make_kv(model, attention, cls, max_model_len, config, options)
     if cls.kv_layout == "slots":
         config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     scheduler = make_scheduler(options.strategy, kv, config)
     runner = (PaddedRunner if cls.kv_layout == "slots" else RaggedRunner)(model, kv, attention, options.seed)
+    header = {"seed": options.seed, **provenance(model, attention)}
+    if options.cuda_graphs:
+        _check_graphs(model, attention)
+        if cls.kv_layout == "paged":
+            sizes = graph_sizes(config.max_num_seqs)
+            runner.graphs = DecodeGraphs(sizes, kv.blocks_for(max_model_len), model.device)
+            header["cuda_graph_sizes"] = sizes
     return Engine(
         scheduler,
         runner,
@@ -77,8 +97,18 @@ def build_engine(model: str | LoadedModel = "bard", **options) -> Engine:
         tokenizer=model.tokenizer,
         eos_token_ids=model.config.eos_token_ids,
         vocab_size=model.config.vocab_size,
-        header={"seed": options.seed, **provenance(model, attention)},
+        header=header,
     )
+
+
+def _check_graphs(model: LoadedModel, attention: AttentionBackend) -> None:
+    if model.device.type != "cuda":
+        raise DeviceError(f"cuda_graphs needs a CUDA GPU, and the model is on {model.device}")
+    if not attention.capturable:
+        raise DeviceError(
+            f"cuda_graphs needs attention kernels that read lengths on the device, as triton's do; {attention.name} "
+            f"was chosen ({attention.why})"
+        )
 
 
 def resolve_device(name: str) -> torch.device:
@@ -105,15 +135,30 @@ def _max_model_len(model: LoadedModel, wanted: int | None) -> int:
 
 
 def _make_kv(
-    model: LoadedModel, layout: str, max_model_len: int, config: SchedulerConfig, options: EngineOptions
+    model: LoadedModel,
+    attention: AttentionBackend,
+    cls: type[Scheduler],
+    max_model_len: int,
+    config: SchedulerConfig,
+    options: EngineOptions,
 ) -> BlockKV:
     tokens = options.kv_cache_tokens
     if tokens is None:
         bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
-        room = _free_memory(model.device, options.gpu_memory_utilization) // bytes_per_token
-        tokens = min(config.max_num_seqs * max_model_len, room)
+        most = config.max_num_seqs * max_model_len
+        # SDPA copies a layer's keys and values out of the pool; our kernels read them where they lie.
+        workspace = 0 if attention.name == "triton" else most * bytes_per_token // model.config.num_layers
+        longest_step = _longest_step(cls, max_model_len, config)
+        room = kv_pool_bytes(model, longest_step, config.max_num_seqs, workspace, options.gpu_memory_utilization)
+        tokens = min(most, room // bytes_per_token)
+        if tokens < options.block_size:
+            raise DeviceError(
+                f"there is no memory left for a KV pool on {model.device}, beside the model and steps of up to "
+                f"{longest_step:,} tokens; lower max_model_len, max_num_seqs or max_num_batched_tokens"
+                + (", or raise gpu_memory_utilization" if model.device.type == "cuda" else "")
+            )
     return make_kv(
-        layout,
+        cls.kv_layout,
         tokens,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
@@ -121,14 +166,10 @@ def _make_kv(
     )
 
 
-def _free_memory(device: torch.device, gpu_share: float) -> int:
-    """Bytes that the KV pool may take: on a GPU what the allowed share leaves, on a CPU a quarter of what is free."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - gpu_share) * total))
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if hasattr(os, "sysconf") else 8 << 30
-    return available // 4
+def _longest_step(cls: type[Scheduler], max_model_len: int, config: SchedulerConfig) -> int:
+    """Most tokens that a step of this strategy computes."""
+    if cls.kv_layout == "slots":
+        return config.max_num_seqs * max_model_len
+    if cls.splits_prompts:
+        return config.max_num_batched_tokens
+    return max(config.max_num_batched_tokens, max_model_len)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .build import EngineOptions, build_engine, resolve_device
+from .build import EngineOptions, assemble_engine, resolve_device
 from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
@@ -36,14 +36,16 @@ def run_comparison(
     if isinstance(model, str):
         device = resolve_device(options.get("device", defaults.device))
         model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
-    engines = {name: build_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
+    engines = {name: assemble_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
     todo = {name: _requests(workload, model, params, seed, e.max_model_len) for name, e in engines.items()}
     for name, engine in engines.items():  # all before the first run: a refusal must not cost what has been served
         for request in todo[name]:
             engine.check(request)
     timelines = {}
-    for name, engine in engines.items():
+    for name in list(engines):
+        engine = engines.pop(name)  # the only reference, so that its pool makes room for the next one's
         try:
+            engine.runner.allocate()
             _warm_up(engine, model)
         except KeyboardInterrupt:
             break

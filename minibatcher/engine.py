@@ -196,7 +196,7 @@ class Engine:
         self.clock.advance(result.seconds)
         now = self.clock.now()
         ended, texts = self._apply(plan, result.token_ids, start, now)
-        self.recorder.stepped(plan, result.token_ids, ended, self.scheduler, start, now)
+        self.recorder.stepped(plan, result, ended, self.scheduler, start, now)
         for request in ended:
             self._close(request)
         self.scheduler.update(ended)

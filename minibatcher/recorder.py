@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from .request import Request
+from .runners.base import StepResult
 from .scheduling.base import Scheduler, StepPlan
 from .timeline import RequestRecord, RowRecord, RowState, StepRecord, Timeline
 
@@ -39,7 +40,7 @@ class TimelineRecorder:
     def stepped(
         self,
         plan: StepPlan,
-        sampled: dict[Request, int],
+        result: StepResult,
         ended: Sequence[Request],
         scheduler: Scheduler,
         start: float,
@@ -47,7 +48,9 @@ class TimelineRecorder:
     ) -> None:
         """A step has run, and the requests have moved on; those that ended still hold their slots."""
         kv, steps = scheduler.kv, self.timeline.steps
-        rows = [_row(request, plan.num_tokens.get(request), request in sampled) for request in scheduler.running]
+        rows = [
+            _row(request, plan.num_tokens.get(request), request in result.token_ids) for request in scheduler.running
+        ]
         steps.append(
             StepRecord(
                 index=len(steps),
@@ -55,7 +58,7 @@ class TimelineRecorder:
                 duration=end - start,
                 rows=rows,
                 width=plan.width,
-                num_computed_tokens=plan.num_computed_tokens,
+                num_computed_tokens=result.num_computed_tokens or plan.num_computed_tokens,
                 num_waiting=len(scheduler.waiting),
                 wait=asdict(plan.wait) | {"reason": plan.wait.reason.value} if plan.wait else None,
                 admitted=[request.request_id for request in plan.admitted],

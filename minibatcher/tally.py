@@ -12,6 +12,7 @@ import numpy as np
 
 from .metrics import COMPLETED, PERCENTILES, ratio, spread
 from .request import Request
+from .runners.base import StepResult
 from .scheduling.base import Scheduler, StepPlan
 from .timeline import RowState
 
@@ -59,7 +60,7 @@ class Tally:
     def stepped(
         self,
         plan: StepPlan,
-        sampled: dict[Request, int],
+        result: StepResult,
         ended: Sequence[Request],
         scheduler: Scheduler,
         start: float,
@@ -70,7 +71,7 @@ class Tally:
         idle_rows = counts.count(0)
         working = len(counts) - idle_rows
         decodes = counts.count(1)
-        useful, computed = sum(counts), plan.num_computed_tokens
+        useful, computed = sum(counts), result.num_computed_tokens or plan.num_computed_tokens
         states = self._states
         states[RowState.DECODE] += decodes
         states[RowState.PREFILL] += working - decodes

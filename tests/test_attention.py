@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minibatcher.attention import RaggedBatch, choose_attention, reference, sdpa, store_kv
+from minibatcher.attention import PaddedBatch, RaggedBatch, choose_attention, reference, sdpa, store_kv
 from minibatcher.errors import UnknownName
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -84,7 +84,7 @@ def test_decodes_in_one_call_equal_dense(contexts, seed):
     """The form that a GPU uses, on a subset of the rows."""
     q, k, v, batch, expected, scale = ragged_case([(1, n) for n in contexts], seed=seed)
     rows = random.Random(seed).sample(range(len(contexts)), len(contexts) - 1)
-    out = sdpa._decode_together(q[rows], k, v, batch, rows, scale)
+    out = sdpa._decode_together(q[rows], k, v, batch.context_lens[rows], batch.block_tables[rows], scale)
     torch.testing.assert_close(out.double(), expected[rows], atol=1e-5, rtol=1e-5)
 
 
@@ -141,9 +141,10 @@ def test_padded_equals_dense(backend, rows, width, heads, dtype, spare, seed):
         v_cache[slot, : old + width] = torch.randn(old + width, heads[1], head_dim).to(dtype)
         expected.append(dense(q[b], k_cache[slot, : old + width], v_cache[slot, : old + width], scale))
     positions = torch.tensor(rows)[:, None] + torch.arange(width)
-    max_context = max(rows) + width + spare
+    places = (torch.tensor(slots)[:, None] * size + positions).flatten()
+    batch = PaddedBatch(torch.tensor(slots), positions, places, slots, max(rows) + width + spare)
     before = k_cache.clone()
-    out = choose_attention(backend, "cpu", dtype).padded(q, k_cache, v_cache, slots, positions, max_context, scale)
+    out = choose_attention(backend, "cpu", dtype).padded(q, k_cache, v_cache, batch, scale)
     torch.testing.assert_close(out.double(), torch.stack(expected), atol=DTYPES[dtype], rtol=DTYPES[dtype])
     assert torch.equal(k_cache, before)
 

@@ -7,32 +7,80 @@ from dataclasses import dataclass
 
 import torch
 
-from ..errors import UnknownName
-from . import reference, sdpa
+from ..errors import DeviceError, UnknownName
+from . import cache, reference, sdpa, triton_support
 
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """`ragged` and `padded` are the module's ragged_attention and padded_attention; `why` is a sentence."""
+    """`why` is a sentence. `ragged`, `padded`, `store`: as reference.ragged_attention, reference.padded_attention and
+    cache.store_kv. `capturable`: a step of decodes takes all that changes from device tensors, so that a CUDA graph of
+    it can be replayed; a slot below 0 stores nothing, and a context of 0 tokens is allowed.
+    """
 
     name: str
     why: str
     ragged: Callable[..., torch.Tensor]
     padded: Callable[..., torch.Tensor]
+    store: Callable[..., None] = cache.store_kv
+    capturable: bool = False
 
 
-_MODULES = {"reference": reference, "sdpa": sdpa}
+NAMES = ("auto", "reference", "sdpa", "triton")
 
 
 def choose_attention(name: str, device: torch.device | str, dtype: torch.dtype) -> AttentionBackend:
-    """The backend called `name`, or for "auto" the fastest that runs on this device and dtype. Raises UnknownName."""
-    if name == "auto":
-        kind = torch.device(device).type
-        short = str(dtype).removeprefix("torch.")
-        name, why = "sdpa", f"PyTorch's fused attention is the fastest of these on {kind} in {short}"
-    elif name in _MODULES:
-        why = "asked for by name"
-    else:
-        raise UnknownName("attention backend", name, ["auto", *_MODULES])
-    module = _MODULES[name]
-    return AttentionBackend(name, why, module.ragged_attention, module.padded_attention)
+    """The backend called `name`, or for "auto" the fastest that runs on this device in this dtype.
+
+    Raises UnknownName, and DeviceError where the backend asked for can't run: it is never replaced by another.
+    """
+    device = torch.device(device)
+    if name not in NAMES:
+        raise UnknownName("attention backend", name, list(NAMES))
+    if name == "reference":
+        return AttentionBackend(name, "asked for by name", reference.ragged_attention, reference.padded_attention)
+    if name == "sdpa":
+        return _sdpa("asked for by name")
+    if name == "auto" and device.type == "cpu":
+        return _sdpa(f"PyTorch's fused attention is the fastest of these on cpu in {_short(dtype)}")
+    obstacle = triton_support.why_not(device, dtype)
+    if obstacle is None:
+        return _triton(device, "asked for by name" if name == "triton" else None)
+    if name == "triton":
+        raise DeviceError(f"attention backend triton can't run here: {obstacle}; or use --attention sdpa")
+    return _sdpa(f"Triton's kernels can't run here: {obstacle}")
+
+
+def _sdpa(why: str) -> AttentionBackend:
+    return AttentionBackend("sdpa", why, sdpa.ragged_attention, sdpa.padded_attention)
+
+
+def _triton(device: torch.device, why: str | None) -> AttentionBackend:
+    if device.type == "cpu":
+        triton_support.interpret()
+    from . import triton_backend as kernels
+    from .triton_store import store_kv
+
+    if triton_support.is_interpreted():
+        how = (
+            f"{why or 'TRITON_INTERPRET is set'}, and run by Triton's interpreter: right, and thousands of times slower"
+        )
+        return AttentionBackend("triton", how, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
+    capability = torch.cuda.get_device_capability(device)
+    name = ".".join(map(str, capability))
+    if capability < (8, 0):
+        return AttentionBackend(
+            "triton+sdpa",
+            f"on compute capability {name} Triton serves decodes, and SDPA the prompts, for which Triton has no tensor "
+            "cores there",
+            kernels.ragged_attention_without_tensor_cores,
+            kernels.padded_attention_without_tensor_cores,
+            store_kv,
+            True,
+        )
+    how = why or f"our Triton kernels serve decodes and chunks in one launch on compute capability {name}"
+    return AttentionBackend("triton", how, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

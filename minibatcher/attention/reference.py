@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .cache import RaggedBatch
+from .cache import PaddedBatch, RaggedBatch
 
 
 def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, scale: float) -> Tensor:
@@ -28,18 +28,12 @@ def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedB
     return out
 
 
-def padded_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, slots: list[int], positions: Tensor, max_context: int, scale: float
-) -> Tensor:
-    """The same on a rectangle: q [B, W, num_heads, head_dim], row b's cache being the single block slots[b].
-
-    positions: int64 [B, W]; a query at position p sees keys 0..p of its slot. max_context: above every position.
-    Returns [B, W, num_heads, head_dim].
-    """
+def padded_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PaddedBatch, scale: float) -> Tensor:
+    """The same on a rectangle: q [B, W, num_heads, head_dim]. Returns [B, W, num_heads, head_dim]."""
     out = torch.empty_like(q)
-    for b, slot in enumerate(slots):
-        for w, position in enumerate(positions[b].tolist()):
-            visible = min(position + 1, max_context)
+    for b, slot in enumerate(batch.slots_list):
+        for w, position in enumerate(batch.positions[b].tolist()):
+            visible = position + 1
             out[b, w] = _attend_one(q[b, w], k_cache[slot, :visible], v_cache[slot, :visible], scale)
     return out
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import RaggedBatch
+from .cache import PaddedBatch, RaggedBatch
 
 
 def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, scale: float) -> Tensor:
@@ -16,13 +16,13 @@ def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedB
     saves (measured 2 to 40 times slower where context lengths differ, faster only where all are below about 100).
     On a GPU, where each call costs a launch, all decodes of the step go together.
     """
-    query_lens, context_lens = batch.query_lens, batch.context_lens_list
-    decodes = [row for row, length in enumerate(query_lens) if length == 1]
-    together = q.is_cuda and len(decodes) > 1
-    if together and len(decodes) == len(query_lens):
-        return _decode_together(q, k_cache, v_cache, batch, decodes, scale)
+    block_size = k_cache.shape[1]
+    together = q.is_cuda and batch.query_lens.count(1) > 1
+    if together and batch.only_decodes:
+        return _decode_together(q, k_cache, v_cache, batch.context_lens, batch.block_tables, scale)
     out: list[Tensor] = []
-    for queries, blocks, context_len in zip(q.split(query_lens), batch.used_blocks(k_cache.shape[1]), context_lens):
+    rows = zip(q.split(batch.query_lens), batch.used_blocks(block_size), batch.context_lens_list)
+    for queries, blocks, context_len in rows:
         if together and len(queries) == 1:
             out.append(queries)  # its place is kept; filled below
         else:
@@ -31,8 +31,11 @@ def ragged_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedB
             out.append(_attend_request(queries, keys, values, scale))
     result = torch.cat(out)
     if together:
-        tokens = batch.cu_seqlens_q[torch.tensor(decodes, device=q.device)]
-        result[tokens] = _decode_together(q[tokens], k_cache, v_cache, batch, decodes, scale)
+        decodes = batch.decode_rows()
+        tokens = batch.cu_seqlens_q[decodes]
+        longest = max(n for n, num_queries in zip(batch.context_lens_list, batch.query_lens) if num_queries == 1)
+        tables = batch.block_tables[decodes, : -(-longest // block_size)]
+        result[tokens] = _decode_together(q[tokens], k_cache, v_cache, batch.context_lens[decodes], tables, scale)
     return result
 
 
@@ -55,33 +58,29 @@ def _attend_request(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
 
 
 def _decode_together(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: RaggedBatch, rows: list[int], scale: float
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, context_lens: Tensor, tables: Tensor, scale: float
 ) -> Tensor:
-    """One query for each of `rows`, q [len(rows), num_heads, head_dim], over keys padded to the longest context."""
+    """One query for each of R requests, q [R, num_heads, head_dim], over keys padded to the width of `tables`."""
     num_kv_heads = k_cache.shape[2]
-    index = torch.tensor(rows, device=q.device)
-    longest = max(batch.context_lens_list[row] for row in rows)
-    tables = batch.block_tables[index, : -(-longest // k_cache.shape[1])]
     keys = k_cache[tables].flatten(1, 2)
     values = v_cache[tables].flatten(1, 2)
-    seen = torch.arange(keys.shape[1], device=q.device) < batch.context_lens[index, None]
+    seen = torch.arange(keys.shape[1], device=q.device) < context_lens[:, None]
     _blank(keys, values, seen)
-    grouped = q.view(len(rows), num_kv_heads, -1, q.shape[-1])
+    grouped = q.view(len(q), num_kv_heads, -1, q.shape[-1])
     out = F.scaled_dot_product_attention(
         grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=seen[:, None, None], scale=scale
     )
     return out.reshape(q.shape)
 
 
-def padded_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, slots: list[int], positions: Tensor, max_context: int, scale: float
-) -> Tensor:
+def padded_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PaddedBatch, scale: float) -> Tensor:
     """One call over the whole rectangle, padding included; shapes as in reference.padded_attention.
 
     Entries that no query sees must be finite all the same (a fresh pool is zero): they are multiplied by a weight of 0.
     """
-    batch, width, num_heads, head_dim = q.shape
-    keys, values = _slices(k_cache, slots, max_context), _slices(v_cache, slots, max_context)
+    num_rows, width, num_heads, head_dim = q.shape
+    max_context, positions = batch.max_context, batch.positions
+    keys, values = _slices(k_cache, batch), _slices(v_cache, batch)
     if width == max_context:
         # All rows begin at position 0, so padding stands to the right of every token and causality hides it.
         out = F.scaled_dot_product_attention(
@@ -92,7 +91,7 @@ def padded_attention(
     mask = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
     if width == 1:
         # The query heads that share a key head become rows of one query: no repeated keys.
-        rows = q.view(batch, keys.shape[1], -1, head_dim)
+        rows = q.view(num_rows, keys.shape[1], -1, head_dim)
         mask = mask.expand(-1, -1, rows.shape[2], -1)
         return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale).view(q.shape)
     out = F.scaled_dot_product_attention(
@@ -101,12 +100,13 @@ def padded_attention(
     return out.transpose(1, 2)
 
 
-def _slices(cache: Tensor, slots: list[int], length: int) -> Tensor:
-    """[B, num_kv_heads, length, head_dim]: the first `length` entries of each slot, uncopied if slots adjoin."""
+def _slices(cache: Tensor, batch: PaddedBatch) -> Tensor:
+    """[B, num_kv_heads, max_context, head_dim]: the first entries of each slot, uncopied if slots adjoin."""
+    slots, length = batch.slots_list, batch.max_context
     if slots == list(range(slots[0], slots[0] + len(slots))):
         chosen = cache[slots[0] : slots[0] + len(slots), :length]
     else:
-        chosen = cache[:, :length].index_select(0, torch.tensor(slots, device=cache.device))
+        chosen = cache[:, :length].index_select(0, batch.slots)
     return chosen.transpose(1, 2)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..errors import DeviceError, MissingDependency, ModelError, UnknownName
 from .config import ModelConfig
@@ -180,9 +181,19 @@ def read_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
 
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> LlamaModel:
     """The model in its final place and precision, contents undefined."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Uninitialised():
         model = LlamaModel(config).to(dtype)
     return model.to_empty(device=device).eval()
+
+
+class _Uninitialised(TorchFunctionMode):
+    """Leaves parameters as they are: random weights would be overwritten, and on "meta" they cost a long import."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def fill(model: LlamaModel, tensors: Iterator[tuple[str, Tensor]], *, source: Path) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..request import SamplingParams
+from ..transfer import to_device
 
 _MASK = (1 << 64) - 1
 
@@ -16,13 +18,13 @@ _MASK = (1 << 64) - 1
 def sample(
     logits: Tensor,
     params: Sequence[SamplingParams],
-    uniforms: Tensor,
+    uniforms: Sequence[float],
     banned: Sequence[Sequence[int]] | None = None,
 ) -> Tensor:
     """The next token of each of N requests. A row's result depends on no other row.
 
-    logits: float32 [N, vocab_size], left unchanged. uniforms: float64 or float32 [N] in [0, 1), see `uniform`; not used
-    by greedy rows (temperature 0). banned: for each row, tokens that must not come (min_tokens).
+    logits: float32 [N, vocab_size], left unchanged. uniforms: N numbers in [0, 1), see `uniform`; not used by greedy
+    rows (temperature 0). banned: for each row, tokens that must not come (min_tokens).
     Temperature first, then top-k, then top-p, then the inverse of the cumulative distribution in order of token id.
     Returns int64 [N] on the device of the logits, without waiting for it.
     """
@@ -34,15 +36,18 @@ def sample(
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
     if not sampled:
         return greedy
-    index = torch.tensor(sampled, device=logits.device)
     chosen = [params[row] for row in sampled]
-    temperature = torch.tensor([p.temperature for p in chosen], dtype=torch.float32, device=logits.device)
+    arrays = [
+        np.array(sampled, dtype=np.int64),
+        np.array([p.temperature for p in chosen], dtype=np.float32),
+        np.array([uniforms[row] for row in sampled], dtype=np.float64),
+    ]
+    index, temperature, u = to_device(arrays, logits.device)
     rows = logits[index]
     # The largest logit becomes 0 and stays it however small the temperature, so nothing overflows.
     scaled = (rows - rows.amax(dim=-1, keepdim=True)) / temperature.clamp(min=1e-20)[:, None]
     if any(p.top_k or p.top_p < 1 for p in chosen):
         scaled = keep_top(scaled, chosen)
-    u = uniforms.to(logits.device)[index]
     return greedy.index_copy(0, index, _inverse_cdf(torch.softmax(scaled, dim=-1), u))
 
 
@@ -53,8 +58,8 @@ def keep_top(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Of equally probable tokens the lowest ids are kept. Source of top-p: Holtzman et al., 2019, section 3.1.
     """
     device, vocab_size = logits.device, logits.shape[-1]
-    top_k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=device)[:, None]
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    ks = np.array([[min(p.top_k or vocab_size, vocab_size)] for p in params], dtype=np.int64)
+    top_k, top_p = to_device([ks, np.array([[p.top_p] for p in params], dtype=np.float64)], device)
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     ordered = ordered.masked_fill(torch.arange(vocab_size, device=device) >= top_k, -torch.inf)
     probabilities = torch.softmax(ordered, dim=-1, dtype=torch.float64)
@@ -74,8 +79,8 @@ def _inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
 
 def ban(logits: Tensor, rows: Sequence[int], token_ids: Sequence[int]) -> None:
     """Set logits[rows[i], token_ids[i]] to minus infinity, in place."""
-    device = logits.device
-    logits[torch.tensor(rows, device=device), torch.tensor(token_ids, device=device)] = -torch.inf
+    places = [np.array(rows, dtype=np.int64), np.array(token_ids, dtype=np.int64)]
+    logits.index_put_(tuple(to_device(places, logits.device)), logits.new_full((), -torch.inf))
 
 
 def uniform(seed: int, index: int) -> float:

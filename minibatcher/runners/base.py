@@ -15,10 +15,13 @@ class StepResult:
 
     token_ids: the sampled token of each request whose pending tokens are all computed now.
     seconds: how long the step took in virtual time; None where the engine's clock measures it.
+    num_computed_tokens: tokens that the device worked on; None where it is as many as the plan says. A CUDA graph of a
+    fixed size computes more.
     """
 
     token_ids: dict[Request, int]
     seconds: float | None = None
+    num_computed_tokens: int | None = None
 
 
 class Runner(Protocol):

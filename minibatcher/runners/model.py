@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from ..attention import store_kv
 from ..attention.choose import AttentionBackend
 from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
 from ..model.sampling import request_seed, sample, uniform
 from ..request import Request
+from ..scheduling.base import StepPlan
+from .base import StepResult
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step that the device may still be working on.
+
+    requests: those that get a token. token_ids: int64 [len(requests)] on the device; None if nobody does.
+    """
+
+    requests: Sequence[Request]
+    token_ids: Tensor | None
+    num_computed_tokens: int | None = None
+
+    def result(self) -> StepResult:
+        """Wait for the sampled tokens: the only time in a step that the host waits for the device."""
+        if self.token_ids is not None:
+            return StepResult(dict(zip(self.requests, self.token_ids.tolist())), None, self.num_computed_tokens)
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # so that the time of a step without a token is its own
+        return StepResult({}, None, self.num_computed_tokens)
 
 
 class ModelRunner:
@@ -23,36 +47,48 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, kv: BlockKV, attention: AttentionBackend, seed: int = 0) -> None:
         self.model, self.config, self.device = loaded.model, loaded.config, loaded.device
-        self.kv, self.attention, self.seed = kv, attention, seed
-        shape = (kv.num_blocks, kv.block_size, self.config.num_kv_heads, self.config.head_dim)
-        self.pool = [
-            (
-                torch.zeros(shape, dtype=loaded.dtype, device=self.device),
-                torch.zeros(shape, dtype=loaded.dtype, device=self.device),
-            )
-            for _ in range(self.config.num_layers)
-        ]
+        self.kv, self.attention, self.seed, self.dtype = kv, attention, seed, loaded.dtype
         self.scale = self.config.head_dim**-0.5
         self._eos = tuple(self.config.eos_token_ids)
 
-    def store(
-        self, layer: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @cached_property
+    def pool(self) -> list[tuple[Tensor, Tensor]]:
+        """(k_cache, v_cache) of each layer; made when first asked for, so that one engine can wait for another's."""
+        shape = (2, self.kv.num_blocks, self.kv.block_size, self.config.num_kv_heads, self.config.head_dim)
+        return [
+            tuple(torch.zeros(shape, dtype=self.dtype, device=self.device).unbind(0))
+            for _ in range(self.config.num_layers)
+        ]
+
+    def allocate(self) -> None:
+        """Take the memory now, not in the first step."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what an earlier engine has left may be in pieces of the wrong size
+        self.pool  # noqa: B018 - made by being asked for
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward pass for the plan, from start to end."""
+        return self.launch(plan).result()
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Put one forward pass on its way, and do not wait for it."""
+        raise NotImplementedError
+
+    def store(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
         """Write this step's keys and values into the pool; returns the layer's (k_cache, v_cache)."""
         k_cache, v_cache = self.pool[layer]
-        store_kv(k, v, k_cache, v_cache, slot_mapping)
+        self.attention.store(k, v, k_cache, v_cache, slot_mapping)
         return k_cache, v_cache
 
-    def sample(self, hidden: torch.Tensor, requests: Sequence[Request]) -> dict[Request, int]:
+    def sample(self, hidden: Tensor, requests: Sequence[Request], num_computed_tokens: int | None = None) -> Launched:
         """Next token of each request from the hidden state [N, hidden_size] of its newest token."""
         if not requests:
-            return {}
+            return Launched([], None, num_computed_tokens)
         logits = self.model.logits(hidden)
         params = [r.params for r in requests]
-        numbers = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
+        uniforms = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
         banned = [self._banned(request) for request in requests]
-        uniforms = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        return dict(zip(requests, sample(logits, params, uniforms, banned).tolist()))
+        return Launched(requests, sample(logits, params, uniforms, banned), num_computed_tokens)
 
     def _banned(self, request: Request) -> tuple[int, ...]:
         """What must not come yet: whatever would end the request before its min_tokens."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from ..attention import PaddedBatch
 from ..scheduling.base import StepPlan
-from .base import StepResult
-from .model import ModelRunner
+from ..transfer import to_device
+from .model import Launched, ModelRunner
 
 
 class PaddedRunner(ModelRunner):
@@ -17,36 +19,39 @@ class PaddedRunner(ModelRunner):
     """
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        width, pad = plan.width, self.config.pad_token_id or 0
-        token_rows, starts, slots, last = [], [], [], []
-        for request, num_tokens in plan.num_tokens.items():
+    def launch(self, plan: StepPlan) -> Launched:
+        width, num_rows = plan.width, len(plan.num_tokens)
+        token_ids = np.full((num_rows, width), self.config.pad_token_id or 0, dtype=np.int64)
+        starts, slots, newest, sampled = [], [], [], []
+        for row, (request, num_tokens) in enumerate(plan.num_tokens.items()):
             start = request.num_computed_tokens
             if num_tokens == 0:
                 start -= 1
             real = request.token_slice(start, start + max(num_tokens, 1))
-            token_rows.append(real + [pad] * (width - len(real)))
+            token_ids[row, : len(real)] = real
             starts.append(start)
             slots.append(self.kv.table(request.request_id)[0])
-            last.append(len(real) - 1)
-        self._clear([slot for slot, start in zip(slots, starts) if start == 0])
-        token_ids = torch.tensor(token_rows, device=self.device)  # [B, width]
-        positions = torch.tensor(starts, device=self.device)[:, None] + torch.arange(width, device=self.device)
-        slot_starts = torch.tensor(slots, device=self.device)[:, None] * self.kv.block_size
-        slot_mapping = (slot_starts + positions).flatten()
-        batch, max_context = len(plan.num_tokens), max(starts) + width
+            if num_tokens:
+                newest.append(row * width + len(real) - 1)
+                sampled.append(request)
+        positions = np.array(starts)[:, None] + np.arange(width)
+        slot_mapping = (np.array(slots)[:, None] * self.kv.block_size + positions).ravel()
+        fresh = np.array([slot for slot, start in zip(slots, starts) if start == 0], dtype=np.int64)
+        arrays = [token_ids.ravel(), positions, slot_mapping, np.array(slots), np.array(newest, dtype=np.int64), fresh]
+        token_ids, positions, slot_mapping, rows, newest, fresh = to_device(arrays, self.device)
+        batch = PaddedBatch(rows, positions, slot_mapping, slots, max(starts) + width)
+        self._clear(fresh)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k_cache, v_cache = self.store(layer, k, v, slot_mapping)
-            q = q.view(batch, width, *q.shape[1:])
-            return self.attention.padded(q, k_cache, v_cache, slots, positions, max_context, self.scale).flatten(0, 1)
+            k_cache, v_cache = self.store(layer, k, v, batch.slot_mapping)
+            q = q.view(num_rows, width, *q.shape[1:])
+            return self.attention.padded(q, k_cache, v_cache, batch, self.scale).flatten(0, 1)
 
-        hidden = self.model(token_ids.flatten(), positions.flatten(), attend).view(batch, width, -1)
-        newest = hidden[torch.arange(batch, device=self.device), torch.tensor(last, device=self.device)]
-        sampled = self.sample(newest, list(plan.num_tokens))
-        return StepResult({request: token_id for request, token_id in sampled.items() if plan.num_tokens[request]})
+        hidden = self.model(token_ids, positions.flatten(), attend)
+        return self.sample(hidden[newest], sampled)
 
-    def _clear(self, slots: list[int]) -> None:
+    def _clear(self, slots: torch.Tensor) -> None:
         """Blank slots that change hands: masked attention needs finite numbers there, and an overflow leaves none."""
-        for cache in (cache for layer in self.pool for cache in layer if slots):
-            cache[slots] = 0
+        if len(slots):
+            for cache in (cache for layer in self.pool for cache in layer):
+                cache.index_fill_(0, slots, 0)

@@ -4,63 +4,50 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..attention import RaggedBatch
 from ..scheduling.base import StepPlan
-from .base import StepResult
-from .model import ModelRunner
+from ..transfer import to_device
+from .graphs import DecodeGraphs
+from .model import Launched, ModelRunner
+from .packed import pack
 
 
 class RaggedRunner(ModelRunner):
     """Linear layers see one row per real token; attention finds each request's keys through its block table.
 
+    graphs: if there are any, steps of decodes alone are replayed from them, padded to the next size.
     Source: Yu et al., Orca, OSDI 2022, section 3.2 («selective batching»); Kwon et al., SOSP 2023, section 4.
     """
 
-    @torch.inference_mode()
-    def run(self, plan: StepPlan) -> StepResult:
-        token_ids, positions, batch = self._pack(plan)
+    graphs: DecodeGraphs | None = None
 
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def allocate(self) -> None:
+        super().allocate()
+        if self.graphs is not None:
+            self.graphs.capture(self.forward)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        step = pack(plan, self.kv)
+        done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
+        newest = (np.cumsum(step.query_lens) - 1)[[i for i, _ in done]]
+        requests = [request for _, request in done]
+        if self.graphs is not None and self.graphs.can_run(step):
+            hidden = self.graphs.run(step)
+            (newest,) = to_device([newest], self.device)
+            return self.sample(hidden[newest], requests, num_computed_tokens=len(hidden))
+        arrays = [step.slot_mapping, step.cu_seqlens_q, step.context_lens, step.block_tables]
+        token_ids, positions, newest, *rows = to_device([step.token_ids, step.positions, newest, *arrays], self.device)
+        batch = RaggedBatch(*rows, step.query_lens, step.context_lens.tolist())
+        return self.sample(self.forward(token_ids, positions, batch)[newest], requests)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:
+        """Hidden states [T, hidden_size] of a step's tokens; their keys and values are in the pool afterwards."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             k_cache, v_cache = self.store(layer, k, v, batch.slot_mapping)
             return self.attention.ragged(q, k_cache, v_cache, batch, self.scale)
 
-        hidden = self.model(token_ids, positions, attend)
-
-        last = np.cumsum(batch.query_lens) - 1
-        done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
-        newest = hidden[self._tensor(last[[i for i, _ in done]])]
-        return StepResult(self.sample(newest, [request for _, request in done]))
-
-    def _pack(self, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor, RaggedBatch]:
-        """Lay the rows' tokens end to end: token ids [T], positions [T], and where their keys and values go."""
-        size = self.kv.block_size
-        token_ids: list[int] = []
-        positions, slots, query_lens, context_lens, tables = [], [], [], [], []
-        for request, num_tokens in plan.num_tokens.items():
-            start = request.num_computed_tokens
-            stop = start + num_tokens
-            table = np.array(self.kv.table(request.request_id), dtype=np.int64)[: -(-stop // size)]
-            position = np.arange(start, stop)
-            token_ids += request.token_slice(start, stop)
-            positions.append(position)
-            slots.append(table[position // size] * size + position % size)
-            query_lens.append(num_tokens)
-            context_lens.append(stop)
-            tables.append(table)
-        block_tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-        for i, table in enumerate(tables):
-            block_tables[i, : len(table)] = table
-        cu_seqlens_q = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
-        batch = RaggedBatch(
-            slot_mapping=self._tensor(np.concatenate(slots)),
-            cu_seqlens_q=self._tensor(cu_seqlens_q),
-            context_lens=self._tensor(np.array(context_lens, dtype=np.int32)),
-            block_tables=self._tensor(block_tables),
-            query_lens=query_lens,
-            context_lens_list=context_lens,
-        )
-        return self._tensor(np.array(token_ids, dtype=np.int64)), self._tensor(np.concatenate(positions)), batch
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+        return self.model(token_ids, positions, attend)

@@ -103,6 +103,7 @@ class Scheduler(ABC):
 
     name: str
     kv_layout = "paged"  # or "slots": the memory that the strategy was designed for
+    splits_prompts = False  # no step computes more than max_num_batched_tokens, however long a prompt
 
     def __init__(self, kv: BlockKV, config: SchedulerConfig) -> None:
         self.kv, self.config = kv, config

@@ -16,6 +16,7 @@ class ChunkedScheduler(Scheduler):
     """
 
     name = "chunked"
+    splits_prompts = True
 
     def schedule(self, now: float) -> StepPlan:
         plan, budget = StepPlan(), self.config.max_num_batched_tokens

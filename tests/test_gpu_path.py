@@ -1,0 +1,265 @@
+"""What the engine does on a GPU, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.overrides import TorchFunctionMode  # noqa: E402
+
+from minibatcher import Engine, SamplingParams  # noqa: E402
+from minibatcher.attention import RaggedBatch, choose_attention, reference, store_kv  # noqa: E402
+from minibatcher.attention.choose import AttentionBackend  # noqa: E402
+from minibatcher.build import assemble_engine  # noqa: E402
+from minibatcher.errors import DeviceError, InvalidParameter  # noqa: E402
+from minibatcher.kv import BlockKV, SlotKV  # noqa: E402
+from minibatcher.memory import gpu_pool_bytes  # noqa: E402
+from minibatcher.model.loader import LoadedModel, empty_model, load_model  # noqa: E402
+from minibatcher.request import Request  # noqa: E402
+from minibatcher.runners.graphs import DecodeGraphs, graph_sizes  # noqa: E402
+from minibatcher.runners.padded import PaddedRunner  # noqa: E402
+from minibatcher.runners.ragged import RaggedRunner  # noqa: E402
+from minibatcher.scheduling.base import StepPlan  # noqa: E402
+from minibatcher.transfer import to_device  # noqa: E402
+
+META = torch.device("meta")  # has shapes and no data: whatever waits for a result fails there
+
+
+@pytest.fixture(scope="module")
+def bard():
+    return load_model("bard", dtype="float32")
+
+
+def test_arrays_arrive_as_they_were_in_one_piece():
+    arrays = [
+        np.arange(5),
+        np.array([[1.5], [2.5], [3.5]]),
+        np.zeros((0,), dtype=np.int64),
+        np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2],
+        np.array([7], dtype=np.float32),
+    ]
+
+    class Elsewhere(TorchFunctionMode):
+        """A "GPU" whose copies are counted, and land on the CPU."""
+
+        copies = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            if func is torch.Tensor.to:
+                Elsewhere.copies += 1
+                return args[0].clone()
+            return func(*args, **(kwargs or {}))
+
+    with Elsewhere():
+        tensors = to_device(arrays, META)
+    assert Elsewhere.copies == 1
+    for array, tensor in zip(arrays, tensors):
+        assert tensor.shape == array.shape and np.array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+        assert tensor.numel() == 0 or tensor.data_ptr() % 16 == tensors[0].data_ptr() % 16
+
+
+class HostData(TorchFunctionMode):
+    """Notes where data of the host would be copied to the device, or the other way, one call at a time."""
+
+    WAITS = ("tensor", "as_tensor", "tolist", "item", "cpu", "nonzero", "__bool__", "__int__", "__float__")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.WAITS:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def no_attention(q, k_cache, v_cache, batch, scale):
+    return torch.empty_like(q)
+
+
+@pytest.mark.parametrize("runner_class", [RaggedRunner, PaddedRunner])
+@pytest.mark.parametrize("backend", ["sdpa", "none"])
+def test_a_step_waits_for_nothing_but_its_tokens(bard, runner_class, backend):
+    ghost = LoadedModel(
+        empty_model(bard.config, META, torch.float32), bard.config, None, "", "", torch.float32, META, ""
+    )
+    ghost.model.inverse_frequencies = ghost.model.inverse_frequencies.to(META)
+    attention = choose_attention("sdpa", "cpu", torch.float32)
+    if backend == "none":
+        attention = AttentionBackend("none", "", no_attention, no_attention)
+    kv = BlockKV(40, 8) if runner_class is RaggedRunner else SlotKV(5, 64)
+    runner = runner_class(ghost, kv, attention)
+    kinds = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 5}, {"min_tokens": 3}, {"temperature": 1.0, "seed": 3}]
+    plan = StepPlan(width=None if runner_class is RaggedRunner else 9)
+    for i, kind in enumerate(kinds):
+        request = Request(f"r{i}", list(range(3, 12 - i)), SamplingParams(max_tokens=8, **kind))
+        assert kv.allocate(request.request_id, 12)
+        plan.num_tokens[request] = request.num_pending_tokens
+    runner.allocate()
+    with HostData() as host:
+        launched = runner.launch(plan)
+    assert host.seen == []
+    assert launched.token_ids.shape == (4,) and launched.token_ids.device == META
+    with pytest.raises(Exception, match="meta"):
+        launched.result()
+
+
+def test_graph_sizes():
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(5) == [1, 2, 4, 5]
+    assert graph_sizes(64) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
+    assert graph_sizes(100)[-2:] == [96, 100]
+
+
+class Replays:
+    """In place of CUDA graphs: runs again what was recorded, into the same output."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, run, memory):
+        out = run()
+
+        def replay():
+            self.count += 1
+            out.copy_(run())
+
+        return replay, out
+
+
+def capturable_reference() -> AttentionBackend:
+    """The reference, reading lengths from tensors alone, as a kernel in a graph has to."""
+
+    def ragged(q, k_cache, v_cache, batch, scale):
+        if not batch.only_decodes:
+            return reference.ragged_attention(q, k_cache, v_cache, batch, scale)
+        live = (batch.context_lens > 0).nonzero().flatten()
+        rows = RaggedBatch(
+            batch.slot_mapping[live],
+            torch.arange(len(live) + 1, dtype=torch.int32),
+            batch.context_lens[live],
+            batch.block_tables[live],
+            [1] * len(live),
+            batch.context_lens[live].tolist(),
+        )
+        return torch.zeros_like(q).index_copy(
+            0, live, reference.ragged_attention(q[live], k_cache, v_cache, rows, scale)
+        )
+
+    def store(k, v, k_cache, v_cache, slot_mapping):
+        kept = slot_mapping >= 0
+        store_kv(k[kept], v[kept], k_cache, v_cache, slot_mapping[kept])
+
+    return AttentionBackend("capturable reference", "", ragged, reference.padded_attention, store, True)
+
+
+@pytest.fixture(scope="module")
+def batch(bard):
+    generator = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(3, 400, (n,), generator=generator).tolist() for n in (5, 30, 1, 12, 9, 17)]
+    lengths = (12, 3, 20, 7, 1, 9)
+    return [
+        (f"r{i}", p, SamplingParams(max_tokens=n, ignore_eos=True)) for i, (p, n) in enumerate(zip(prompts, lengths))
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "chunked"])
+def test_padded_decode_steps_change_no_answer_and_show_in_the_timeline(bard, batch, strategy):
+    options = {"strategy": strategy, "max_model_len": 64, "max_num_seqs": 5, "max_num_batched_tokens": 24}
+    plain = [Request(*row) for row in batch]
+    Engine.from_model(bard, **options).run(plain)
+
+    engine = assemble_engine(bard, block_size=4, **options)
+    runner, replays = engine.runner, Replays()
+    runner.attention = capturable_reference()
+    runner.graphs = DecodeGraphs([2, 5], max_blocks=16, device=bard.device, record=replays)
+    runner.allocate()
+    assert all(not k.any() and not v.any() for k, v in runner.pool)  # recording stores nothing
+    padded = [Request(*row) for row in batch]
+    timeline = engine.run(padded)
+    assert [r.output_token_ids for r in padded] == [r.output_token_ids for r in plain]
+
+    decodes = [step for step in timeline.steps if all(row.num_tokens == 1 for row in step.rows)]
+    assert replays.count == len(decodes) > 5
+    for step in timeline.steps:
+        useful = sum(row.num_tokens for row in step.rows)
+        wanted = (2 if useful <= 2 else 5) if step in decodes else useful
+        assert step.num_computed_tokens == wanted and step.num_padding_tokens == wanted - useful
+    assert any(step.num_padding_tokens for step in decodes)
+
+
+def test_graphs_are_refused_where_they_can_not_run(bard):
+    with pytest.raises(DeviceError, match="cuda_graphs needs a CUDA GPU, and the model is on cpu"):
+        Engine.from_model(bard, cuda_graphs=True)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "needed", "share", "pool"),
+    [
+        (78 * GIB, 80 * GIB, 2 * GIB, 0.9, 68 * GIB),
+        (30 * GIB, 80 * GIB, 2 * GIB, 0.9, 20 * GIB),  # others hold 50: they count in the share
+        (5 * GIB, 80 * GIB, 2 * GIB, 0.9, 0),
+        (16 * GIB, 16 * GIB, 0, 1.0, 16 * GIB),
+    ],
+)
+def test_pool_size(free, total, needed, share, pool):
+    assert gpu_pool_bytes(free, total, needed, share) == pool
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A CUDA GPU as the choice of kernels sees it."""
+
+    def pretend(capability: tuple[int, int], triton: str | None = "3.7.1"):
+        from minibatcher.attention import triton_support
+
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr(triton_support, "version", lambda: triton)
+        monkeypatch.setattr(triton_support, "is_interpreted", lambda: False)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("capability", "triton", "dtype", "name", "why"),
+    [
+        ((9, 0), "3.7.1", torch.bfloat16, "triton", "compute capability 9.0"),
+        ((8, 0), "3.4.0", torch.float16, "triton", "compute capability 8.0"),
+        ((7, 5), "3.6.0", torch.float16, "triton+sdpa", "SDPA the prompts"),
+        ((7, 5), "3.6.0", torch.bfloat16, "sdpa", "7.5 does not compute in bfloat16; use float16"),
+        ((7, 5), "3.3.1", torch.float16, "sdpa", "3.3 can't compile a matrix product for compute capability 7.5"),
+        ((9, 0), "3.3.1", torch.float16, "sdpa", "Triton 3.3.1 is older than 3.4"),
+        ((7, 0), "3.7.1", torch.float16, "sdpa", "need compute capability 7.5 or later, and this GPU has 7.0"),
+        ((9, 0), None, torch.float16, "sdpa", "Triton is not installed"),
+        ((9, 0), "3.7.1", torch.float64, "sdpa", "not in float64"),
+    ],
+)
+def test_the_choice_on_a_gpu_says_why(gpu, capability, triton, dtype, name, why):
+    if name.startswith("triton"):
+        pytest.importorskip("triton", reason="the kernels of the backend chosen need Triton, which exists for Linux")
+    gpu(capability, triton)
+    chosen = choose_attention("auto", "cuda", dtype)
+    assert chosen.name == name and why in chosen.why and chosen.capturable == name.startswith("triton")
+    if name == "sdpa":
+        with pytest.raises(DeviceError, match=r"attention backend triton can't run here: .*; or use --attention sdpa"):
+            choose_attention("triton", "cuda", dtype)
+    else:
+        assert choose_attention("triton", "cuda", dtype).name == name
+    assert choose_attention("sdpa", "cuda", dtype).name == "sdpa"
+
+
+def test_the_interpreter_refuses_bfloat16():
+    pytest.importorskip("triton", reason="Triton exists for Linux only")
+    with pytest.raises(DeviceError, match=r"interpreter.*computes wrongly in bfloat16; use float32 or float16"):
+        choose_attention("triton", "cpu", torch.bfloat16)
+
+
+def test_options_that_are_no_truth_values_are_refused(bard):
+    with pytest.raises(InvalidParameter, match="cuda_graphs must be True or False, not 'yes'"):
+        Engine.from_model(bard, cuda_graphs="yes")
