@@ -20,6 +20,11 @@ if importlib.util.find_spec("torch"):
 
     torch.set_num_threads(1)  # small tensors: a second thread costs more than it brings, and repeats badly
 
+    if not torch.cuda.is_available():
+        # Without a GPU, kernels run in Triton's interpreter. This is read as a kernel is decorated, so it is set before
+        # anything imports Triton: importing torch does not, importing transformers does.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:

@@ -63,13 +63,13 @@ def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     if arch == 0:
         tiles = Tiles(16, 16, 4, 1)  # small, so that short test cases span several tiles
     elif arch < 80:
-        tiles = Tiles(16, 16 if wide else 32, 4, 1)  # tl.dot runs without tensor cores here, and registers are short
+        tiles = Tiles(16, 16 if wide else 32, 4, 1)  # here tl.dot does without tensor cores, and registers are short
     elif dtype == torch.float32:
-        tiles = Tiles(16, 32, 4, 2)  # nor does float32 use them anywhere
-    elif arch == 90:
-        tiles = Tiles(64, 64, 4, 2) if wide else Tiles(128, 64, 8, 3)
+        tiles = Tiles(16, 16, 4, 2)  # float32 uses none anywhere, and larger tiles spill on 9.0
+    elif wide:
+        tiles = Tiles(64, 64, 8, 2) if arch == 90 else Tiles(64, 32, 8, 2)
     else:
-        tiles = Tiles(64, 32, 4, 2) if wide else Tiles(64, 64, 4, 2)
+        tiles = Tiles(128, 64, 8, 3 if arch == 90 else 2)
     return tiles._replace(block_m=max(tiles.block_m, padded(group)))
 
 
@@ -79,15 +79,15 @@ def decode_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     arch, rows, width = architecture(), padded(group), padded(head_dim)
     tensor_cores = dtype != torch.float32 and (arch == 0 or arch >= 80)
     if rows * width <= 2048 and (not tensor_cores or group <= 2):
-        # rows x keys x head_dim products at once, spread over 128 threads: at most 64 registers each.
-        block_n = max(4, min(64, 8192 // (rows * width)))
+        # rows x keys x head_dim products at once, spread over 128 threads: more than 64 registers each would spill.
+        block_n = max(4, min(64, 4096 // (rows * width)))
         return Tiles(rows, block_n, 4, 1 if arch < 80 else 3, use_dot=False)
     rows = max(16, rows)
     if arch == 0:
         return Tiles(rows, 16, 4, 1)
     if not tensor_cores:
         return Tiles(rows, 16 if width > 128 else 32, 4, 1)
-    return Tiles(rows, 32 if width > 128 else 64, 4, 3)
+    return Tiles(rows, 32 if width > 128 else 64, 4, 4 if arch == 90 else 3)
 
 
 @cache
