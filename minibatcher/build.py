@@ -6,12 +6,15 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from .ahead import AheadEngine
 from .attention.choose import AttentionBackend, choose_attention
+from .clock import WallClock
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
 from .kv import BlockKV, make_kv
 from .memory import kv_pool_bytes
 from .model.loader import LoadedModel, load_model
+from .monitor import monitor_for
 from .provenance import provenance
 from .runners.graphs import DecodeGraphs, graph_sizes
 from .runners.padded import PaddedRunner
@@ -28,7 +31,8 @@ class EngineOptions:
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
     max_num_seqs full contexts, as far as memory allows. gpu_memory_utilization: the share of a GPU's memory to use.
     cuda_graphs: replay steps of decodes alone from recordings for a few batch sizes, padded to the next of them (paged
-    strategies on a GPU with the Triton kernels).
+    strategies on a GPU with the Triton kernels). plan_ahead: plan a step while the device works on the one before
+    (paged strategies).
     """
 
     strategy: str = "continuous"
@@ -40,6 +44,7 @@ class EngineOptions:
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = False
+    plan_ahead: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,8 +54,9 @@ class EngineOptions:
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidParameter(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization!r}")
-        if not isinstance(self.cuda_graphs, bool):
-            raise InvalidParameter(f"cuda_graphs must be True or False, not {self.cuda_graphs!r}")
+        for name in ("cuda_graphs", "plan_ahead"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
 
@@ -90,14 +96,23 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
             sizes = graph_sizes(config.max_num_seqs)
             runner.graphs = DecodeGraphs(sizes, kv.blocks_for(max_model_len), model.device)
             header["cuda_graph_sizes"] = sizes
-    return Engine(
+    clock = WallClock()
+    monitor, unwatched = monitor_for(model.device, clock)
+    if unwatched:
+        header["gpu_monitor"] = unwatched
+    engine_class = AheadEngine if options.plan_ahead and cls.kv_layout == "paged" else Engine
+    if options.plan_ahead:
+        header["plan_ahead"] = engine_class is AheadEngine
+    return engine_class(
         scheduler,
         runner,
+        clock,
         max_model_len=max_model_len,
         tokenizer=model.tokenizer,
         eos_token_ids=model.config.eos_token_ids,
         vocab_size=model.config.vocab_size,
         header=header,
+        monitor=monitor,
     )
 
 
@@ -147,7 +162,7 @@ def _make_kv(
         bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
         most = config.max_num_seqs * max_model_len
         # SDPA copies a layer's keys and values out of the pool; our kernels read them where they lie.
-        workspace = 0 if attention.name == "triton" else most * bytes_per_token // model.config.num_layers
+        workspace = 0 if attention.name.startswith("triton") else most * bytes_per_token // model.config.num_layers
         longest_step = _longest_step(cls, max_model_len, config)
         room = kv_pool_bytes(model, longest_step, config.max_num_seqs, workspace, options.gpu_memory_utilization)
         tokens = min(most, room // bytes_per_token)

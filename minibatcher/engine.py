@@ -187,6 +187,7 @@ class Engine:
             return None
         if self._check_plans:
             check_plan(plan, self.scheduler)
+        self.recorder.launched(plan, self.scheduler, start)
         try:
             result = self.runner.run(plan)
         except Exception:
@@ -195,8 +196,9 @@ class Engine:
             raise
         self.clock.advance(result.seconds)
         now = self.clock.now()
-        ended, texts = self._apply(plan, result.token_ids, start, now)
-        self.recorder.stepped(plan, result, ended, self.scheduler, start, now)
+        self._advance(plan, start)
+        ended, texts = self._append(result.token_ids, now)
+        self.recorder.stepped(result, ended, now)
         for request in ended:
             self._close(request)
         self.scheduler.update(ended)
@@ -285,16 +287,17 @@ class Engine:
             raise InvalidParameter("a text prompt needs a tokenizer, and this model has none; give token ids")
         return self.tokenizer.encode(prompt, add_special_tokens=True)
 
-    def _apply(
-        self, plan: StepPlan, sampled: dict[Request, int], start: float, now: float
-    ) -> tuple[list[Request], dict[Request, str]]:
-        """Move each request on by what was computed for it; returns those that ended, and the new text of each."""
-        eos, detokenizers = self.eos_token_ids, self._detokenizers
+    def _advance(self, plan: StepPlan, start: float) -> None:
+        """Move each request on by what a step that began at `start` computes for it."""
         for request, num_tokens in plan.num_tokens.items():
             request.num_computed_tokens += num_tokens
         for request in plan.admitted:
             if request.first_scheduled_time is None:  # else it comes back from a preemption
                 request.first_scheduled_time = start
+
+    def _append(self, sampled: dict[Request, int], now: float) -> tuple[list[Request], dict[Request, str]]:
+        """Give each request its new token; returns those that ended with it, and the new text of each."""
+        eos, detokenizers = self.eos_token_ids, self._detokenizers
         ended, texts = [], {}
         for request, token_id in sampled.items():
             text = request.append(token_id, now, eos, detokenizers.get(request) if detokenizers else None)

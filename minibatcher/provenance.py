@@ -10,6 +10,7 @@ import numpy
 import torch
 
 from . import __version__
+from .attention import triton_support
 from .attention.choose import AttentionBackend
 from .model.loader import LoadedModel
 
@@ -19,6 +20,7 @@ def software() -> dict[str, str]:
         "minibatcher": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "triton": triton_support.version() or "not installed",
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.machine()}",
     }
@@ -48,6 +50,7 @@ def provenance(model: LoadedModel, attention: AttentionBackend) -> dict[str, Any
         "model_fingerprint": model.fingerprint,
         "dtype": str(model.dtype).removeprefix("torch."),
         "attention": attention.name,
+        "attention_why": attention.why,
         "hardware": hardware(model.device),
         "software": software(),
     }

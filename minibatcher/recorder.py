@@ -37,38 +37,34 @@ class TimelineRecorder:
             output_token_ids=request.output_token_ids,
         )
 
-    def stepped(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        ended: Sequence[Request],
-        scheduler: Scheduler,
-        start: float,
-        end: float,
-    ) -> None:
-        """A step has run, and the requests have moved on; those that ended still hold their slots."""
+    def launched(self, plan: StepPlan, scheduler: Scheduler, start: float) -> None:
+        """A step is about to run. It counts once `stepped` says that it has."""
         kv, steps = scheduler.kv, self.timeline.steps
-        rows = [
-            _row(request, plan.num_tokens.get(request), request in result.token_ids) for request in scheduler.running
-        ]
-        steps.append(
-            StepRecord(
-                index=len(steps),
-                start=start,
-                duration=end - start,
-                rows=rows,
-                width=plan.width,
-                num_computed_tokens=result.num_computed_tokens or plan.num_computed_tokens,
-                num_waiting=len(scheduler.waiting),
-                wait=asdict(plan.wait) | {"reason": plan.wait.reason.value} if plan.wait else None,
-                admitted=[request.request_id for request in plan.admitted],
-                finished=[request.request_id for request in ended],
-                preempted=[request.request_id for request in plan.preempted],
-                kv_used_blocks=kv.num_used_blocks,
-                kv_free_blocks=kv.num_free_blocks,
-                kv_tokens=sum(row.context for row in rows),
-            )
+        rows = [_row(request, plan.num_tokens.get(request)) for request in scheduler.running]
+        self._step = StepRecord(
+            index=len(steps),
+            start=start,
+            duration=0.0,
+            rows=rows,
+            width=plan.width,
+            num_computed_tokens=plan.num_computed_tokens,
+            num_waiting=len(scheduler.waiting),
+            wait=asdict(plan.wait) | {"reason": plan.wait.reason.value} if plan.wait else None,
+            admitted=[request.request_id for request in plan.admitted],
+            finished=[],
+            preempted=[request.request_id for request in plan.preempted],
+            kv_used_blocks=kv.num_used_blocks,
+            kv_free_blocks=kv.num_free_blocks,
+            kv_tokens=sum(row.context for row in rows),
         )
+
+    def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
+        """The step launched last has run, and these requests have ended with it."""
+        step = self._step
+        step.duration = end - step.start
+        step.finished = [request.request_id for request in ended]
+        step.num_computed_tokens = result.num_computed_tokens or step.num_computed_tokens
+        self.timeline.steps.append(step)
 
     def closed(self, request: Request) -> None:
         """A request has ended, by itself or by an abort."""
@@ -79,12 +75,13 @@ class TimelineRecorder:
         record.num_preemptions, record.output_text = request.num_preemptions, request.output_text
 
 
-def _row(request: Request, num_tokens: int | None, sampled: bool) -> RowRecord:
-    """What a request that holds a slot did in the step. num_tokens: None if it was not in the plan."""
+def _row(request: Request, num_tokens: int | None) -> RowRecord:
+    """What a request that holds a slot does in the step about to run. num_tokens: None if it is not in the plan."""
+    context = request.num_computed_tokens + (num_tokens or 0)
     if num_tokens:
         # A decode computes one token, its newest generated one, and gets the next.
-        decode = sampled and num_tokens == 1 and request.num_computed_tokens > request.num_prompt_tokens
+        decode = num_tokens == 1 and context == request.num_tokens > request.num_prompt_tokens
         state = RowState.DECODE if decode else RowState.PREFILL
     else:
         state = RowState.FINISHED if request.finished else RowState.STALLED
-    return RowRecord(request.slot, request.request_id, state, num_tokens or 0, request.num_computed_tokens)
+    return RowRecord(request.slot, request.request_id, state, num_tokens or 0, context)

@@ -203,6 +203,7 @@ TITLE_FACTS = {
     "max_num_seqs": "{} slots",
     "device": "{}",
     "dtype": "{}",
+    "attention": "attention {}",
     "seed": "seed {}",
 }
 UTILISATION_ROWS = {

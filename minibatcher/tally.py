@@ -57,15 +57,11 @@ class Tally:
         self._first = min(self._first, request.arrival_time)
         self._sums["requests"] += 1
 
-    def stepped(
-        self,
-        plan: StepPlan,
-        result: StepResult,
-        ended: Sequence[Request],
-        scheduler: Scheduler,
-        start: float,
-        end: float,
-    ) -> None:
+    def launched(self, plan: StepPlan, scheduler: Scheduler, start: float) -> None:
+        self._launched = plan, scheduler, start
+
+    def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
+        plan, scheduler, start = self._launched
         sums, kv, running = self._sums, scheduler.kv, scheduler.running
         counts = list(plan.num_tokens.values())
         idle_rows = counts.count(0)

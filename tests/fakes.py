@@ -44,6 +44,16 @@ class MemoryRunner:
                 token_ids[request] = next_token([self.pool[self._place(request, p)] for p in range(request.num_tokens)])
         return StepResult(token_ids, self.seconds_per_step + self.seconds_per_token * plan.num_computed_tokens)
 
+    def launch(self, plan) -> Promise:
+        return Promise(self.run(plan))
+
+
+class Promise:
+    """A step on its way: who gets a token is known, which one is told later."""
+
+    def __init__(self, result: StepResult) -> None:
+        self.requests, self.result = list(result.token_ids), lambda: result
+
 
 def fake_engine(
     name: str,
@@ -55,6 +65,7 @@ def fake_engine(
     header=None,
     seconds_per_token: float = 0.001,
     seconds_per_step: float = 0.0,
+    engine_class: type[Engine] = Engine,
     **knobs,
 ) -> Engine:
     config = SchedulerConfig(**knobs)
@@ -64,7 +75,9 @@ def fake_engine(
         kv = BlockKV(num_blocks, block_size)
     runner = MemoryRunner(kv, seconds_per_token, seconds_per_step)
     scheduler = make_scheduler(name, kv, config)
-    return Engine(scheduler, runner, VirtualClock(), max_model_len=max_model_len, eos_token_ids=eos, header=header)
+    return engine_class(
+        scheduler, runner, VirtualClock(), max_model_len=max_model_len, eos_token_ids=eos, header=header
+    )
 
 
 def fake_requests(n: int, seed: int = 0, rate: float = 20.0, longest: int = 120) -> list[Request]:

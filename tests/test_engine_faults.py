@@ -8,6 +8,7 @@ import sys
 import pytest
 from fakes import MemoryRunner, fake_engine, solo_answer
 
+from minibatcher.ahead import AheadEngine
 from minibatcher.clock import VirtualClock
 from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, PlanError
@@ -54,11 +55,11 @@ def test_an_interrupt_waits_for_the_step_to_end(name):
     check_usable(engine)
 
 
-@pytest.mark.parametrize("name", ["static", "chunked"])
+@pytest.mark.parametrize("name, engine_class", [("static", Engine), ("chunked", Engine), ("chunked", AheadEngine)])
 @pytest.mark.parametrize("line", range(1, 200, 9))
-def test_a_second_interrupt_anywhere_leaves_the_engine_usable(name, line):
+def test_a_second_interrupt_anywhere_leaves_the_engine_usable(name, engine_class, line):
     """An impatient user interrupts between any two lines of engine, scheduler and record."""
-    engine = fake_engine(name, max_num_seqs=2, num_blocks=8)
+    engine = fake_engine(name, engine_class=engine_class, max_num_seqs=2, num_blocks=8)
     seen = 0
 
     def trace(frame, event, _):

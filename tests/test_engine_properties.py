@@ -7,6 +7,8 @@ from fakes import fake_engine, next_token, solo_answer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minibatcher.ahead import AheadEngine
+from minibatcher.engine import Engine
 from minibatcher.errors import RequestRefused
 from minibatcher.request import Request, SamplingParams
 
@@ -34,10 +36,14 @@ knobs = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+ENGINES = [*((name, Engine) for name in STRATEGIES), *((name, AheadEngine) for name in ("continuous", "chunked"))]
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
 @given(rows=requests, knobs=knobs, num_blocks=st.integers(9, 30), eos=st.sampled_from([(), tuple(range(0, 100))]))
-def test_every_request_ends_once_with_its_solo_answer(name, rows, knobs, num_blocks, eos):
-    engine = fake_engine(name, num_blocks=num_blocks, block_size=4, max_model_len=36, eos=eos, **knobs)
+def test_every_request_ends_once_with_its_solo_answer(name, engine_class, rows, knobs, num_blocks, eos):
+    options = {"num_blocks": num_blocks, "block_size": 4, "max_model_len": 36, "eos": eos, **knobs}
+    engine = fake_engine(name, engine_class=engine_class, **options)
     kv, scheduler = engine.scheduler.kv, engine.scheduler
     pending = sorted(
         (
@@ -70,6 +76,9 @@ def test_every_request_ends_once_with_its_solo_answer(name, rows, knobs, num_blo
             step = engine.timeline.steps[-1]
             assert step.kv_used_blocks + step.kv_free_blocks == kv.num_blocks
             assert step.num_padding_tokens >= 0
+            assert len({row.slot for row in step.rows}) == len(step.rows) and None not in {
+                row.slot for row in step.rows
+            }
             if name == "chunked":
                 assert step.num_computed_tokens <= knobs["max_num_batched_tokens"]
     else:

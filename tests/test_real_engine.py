@@ -49,6 +49,7 @@ def batch(bard):
         *itertools.product(["static", "chunked"], ["reference"], [{"max_num_seqs": 4}]),
         ("chunked", "sdpa", {"max_num_batched_tokens": 24, "prefill_first": True}),
         ("dynamic", "sdpa", {"max_num_seqs": 3, "bucket_by_length": True}),
+        *itertools.product(["continuous", "chunked"], ["sdpa"], [{"plan_ahead": True}, SMALL | {"plan_ahead": True}]),
     ],
 )  # fmt: skip
 def test_greedy_answers_equal_the_solo_run(bard, batch, strategy, attention, options):

@@ -62,10 +62,9 @@ def _triton(device: torch.device, why: str | None) -> AttentionBackend:
     from .triton_store import store_kv
 
     if triton_support.is_interpreted():
-        how = (
-            f"{why or 'TRITON_INTERPRET is set'}, and run by Triton's interpreter: right, and thousands of times slower"
-        )
-        return AttentionBackend("triton", how, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
+        name = "triton (interpreted)"
+        why = f"{why or 'TRITON_INTERPRET is set'}; Triton's interpreter is right, and so slow that times mean nothing"
+        return AttentionBackend(name, why, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
     capability = torch.cuda.get_device_capability(device)
     name = ".".join(map(str, capability))
     if capability < (8, 0):
@@ -78,8 +77,8 @@ def _triton(device: torch.device, why: str | None) -> AttentionBackend:
             store_kv,
             True,
         )
-    how = why or f"our Triton kernels serve decodes and chunks in one launch on compute capability {name}"
-    return AttentionBackend("triton", how, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
+    why = why or f"our Triton kernels serve decodes and chunks in one launch on compute capability {name}"
+    return AttentionBackend("triton", why, kernels.ragged_attention, kernels.padded_attention, store_kv, True)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -7,7 +7,7 @@ import sys
 
 from ..report import definitions
 from ..request import SamplingParams
-from .options import add_engine_options, add_model_options, engine_options, load_for, positive_int
+from .options import add_engine_options, add_model_options, add_speed_options, engine_options, load_for, positive_int
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
@@ -34,6 +34,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     add_model_options(parser)
     add_engine_options(parser)
+    add_speed_options(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
 

@@ -12,6 +12,7 @@ from ..scheduling import strategy
 from .options import (
     add_engine_options,
     add_model_options,
+    add_speed_options,
     characters,
     check_file,
     engine_options,
@@ -49,6 +50,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     add_model_options(parser)
     add_engine_options(parser)
+    add_speed_options(parser)
     parser.add_argument("--strategy", default="continuous", help="batching strategy for several prompts")
     parser.set_defaults(run=run)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 
 from .options import add_model_options, check_file, load_for, write_json
 
@@ -12,6 +11,7 @@ EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
     "gguf": ("gguf", "GGUF files"),
     "jupyterlab": ("lab", "the notebooks (make lab)"),
+    "nvidia-ml-py": ("gpu", "GPU utilisation, memory and power"),
 }
 
 
@@ -61,6 +61,7 @@ def collect(args: argparse.Namespace) -> dict:
             "has_tokenizer": model.tokenizer is not None,
         },
         "attention": {"name": attention.name, "why": attention.why},
+        "triton_kernels": _triton(model.device, model.dtype),
         "extras": {name: _version(name) for name in EXTRAS},
     }
 
@@ -87,6 +88,7 @@ def sentences(facts: dict) -> list[str]:
     if not model["has_tokenizer"]:
         lines.append("It has no tokenizer.json: token ids in, token ids out.")
     lines.append(f"Attention: {facts['attention']['name']}; {facts['attention']['why']}.")
+    lines.append(f"Triton kernels: {facts['triton_kernels']}.")
     for name, (extra, purpose) in EXTRAS.items():
         version = facts["extras"][name]
         found = f"{name} {version}" if version else f"not installed: pip install 'minibatcher[{extra}]'"
@@ -94,5 +96,20 @@ def sentences(facts: dict) -> list[str]:
     return lines
 
 
-def _version(name: str) -> str | None:
-    return importlib.metadata.version(name) if importlib.util.find_spec(name) else None
+def _triton(device, dtype) -> str:
+    """Whether our kernels run here, whatever was chosen."""
+    from ..attention.triton_support import is_interpreted, why_not
+
+    obstacle = why_not(device, dtype)
+    if obstacle:
+        return f"can't run here: {obstacle}"
+    if device.type == "cpu" or is_interpreted():
+        return "run here in Triton's interpreter, to be studied and checked (minibatcher kernels --check)"
+    return "run here compiled (minibatcher kernels --check, --bench)"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -83,7 +83,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: float32 on a CPU)")
-    group.add_argument("--attention", default="auto", help="auto, reference or sdpa (default: auto)")
+    group.add_argument(
+        "--attention",
+        default="auto",
+        help="auto, reference, sdpa or triton; on a CPU Triton's kernels are interpreted, thousands of times slower: a "
+        "few short requests only (default: the fastest that runs here; see minibatcher info)",
+    )
     group.add_argument(
         "--threads",
         type=whole_number(1, 1024),
@@ -148,6 +153,23 @@ def add_engine_options(
     )
 
 
+def add_speed_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what can be switched on and compared")
+    group.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        default=None,
+        help="on a GPU: replay decode steps from recordings for a few batch sizes, padded to the next of them "
+        "(continuous and chunked, with Triton's kernels)",
+    )
+    group.add_argument(
+        "--plan-ahead",
+        action="store_true",
+        default=None,
+        help="on a GPU: plan each step while the device works on the one before (continuous and chunked)",
+    )
+
+
 ENGINE_OPTIONS = (
     "device",
     "dtype",
@@ -159,6 +181,8 @@ ENGINE_OPTIONS = (
     "block_size",
     "kv_cache_tokens",
     "gpu_memory_utilization",
+    "cuda_graphs",
+    "plan_ahead",
     "batch_timeout_s",
     "max_queue_delay_s",
     "bucket_by_length",

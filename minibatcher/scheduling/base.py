@@ -136,10 +136,10 @@ class Scheduler(ABC):
         self._free_slots = list(range(self.config.max_num_seqs))
 
     def abort(self, request: Request) -> None:
-        """Forget a request that the engine has just ended, wherever it is."""
+        """Forget a request that the engine has just ended, wherever it is, if it has not left already."""
         if request.slot is not None:
             self.update([request])
-        else:
+        elif request in self.waiting:
             self.waiting.remove(request)
 
     def _admit(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
