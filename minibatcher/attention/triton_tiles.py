@@ -65,11 +65,14 @@ def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     elif arch < 80:
         tiles = Tiles(16, 16 if wide else 32, 4, 1)  # here tl.dot does without tensor cores, and registers are short
     elif dtype == torch.float32:
-        tiles = Tiles(16, 16, 4, 2)  # float32 uses none anywhere, and larger tiles spill on 9.0
+        tiles = Tiles(16, 16, 8, 2)  # float32 uses none anywhere
+    elif arch == 90:
+        # 128 keys: the products read the queries from shared memory each time, which narrower tiles wait for.
+        tiles = Tiles(64, 64, 8, 2) if wide else Tiles(128, 128, 8, 2)
     elif wide:
-        tiles = Tiles(64, 64, 8, 2) if arch == 90 else Tiles(64, 32, 8, 2)
+        tiles = Tiles(64, 32, 8, 2)
     else:
-        tiles = Tiles(128, 64, 8, 3 if arch == 90 else 2)
+        tiles = Tiles(128, 64 if padded(group) == group else 32, 8, 2)  # dividing by an odd group costs registers
     return tiles._replace(block_m=max(tiles.block_m, padded(group)))
 
 
@@ -77,17 +80,13 @@ def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 def decode_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     """Tiles for one query a request: the group's query heads are the rows."""
     arch, rows, width = architecture(), padded(group), padded(head_dim)
-    tensor_cores = dtype != torch.float32 and (arch == 0 or arch >= 80)
-    if rows * width <= 2048 and (not tensor_cores or group <= 2):
-        # rows x keys x head_dim products at once, spread over 128 threads: more than 64 registers each would spill.
-        block_n = max(4, min(64, 4096 // (rows * width)))
-        return Tiles(rows, block_n, 4, 1 if arch < 80 else 3, use_dot=False)
-    rows = max(16, rows)
-    if arch == 0:
-        return Tiles(rows, 16, 4, 1)
-    if not tensor_cores:
-        return Tiles(rows, 16 if width > 128 else 32, 4, 1)
-    return Tiles(rows, 32 if width > 128 else 64, 4, 4 if arch == 90 else 3)
+    if dtype != torch.float32 and (arch == 0 or arch >= 80):
+        # Even a single row is padded to the 16 of the tensor cores: they idle anyway, as memory sets the pace.
+        return Tiles(max(16, rows), 16 if arch == 0 else 32 if width > 128 else 64, 4, 3)
+    if rows * width <= 2048:
+        # rows x keys x head_dim products at once, spread over 128 threads: more than 32 registers each may spill.
+        return Tiles(rows, max(4, min(32, 4096 // (rows * width))), 4, 1, use_dot=False)
+    return Tiles(max(16, rows), 16, 4, 1)
 
 
 @cache
