@@ -83,12 +83,16 @@ def _special_ids(model: LoadedModel) -> tuple[int, ...]:
 
 
 def _warm_up(engine: Engine, model: LoadedModel) -> None:
-    """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run."""
+    """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run.
+
+    On a GPU, where a kernel is compiled when a step first needs it: steps from a full batch down to a single row.
+    """
     room = min(engine.max_model_len, engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size)
     length = max(1, min(32, room - 4))
-    prompts = [[(7 * i + j) % model.config.vocab_size for j in range(length)] for i in range(2)]
-    params = SamplingParams(max_tokens=min(4, room - length), ignore_eos=True)
-    for i, prompt in enumerate(prompts):
+    most = min(4, room - length)
+    for i in range(engine.scheduler.config.max_num_seqs if model.device.type == "cuda" else 2):
+        prompt = [(7 * i + j) % model.config.vocab_size for j in range(length)]
+        params = SamplingParams(max_tokens=most if i == 0 else max(1, most - 1), ignore_eos=True)
         engine.add(prompt, params, request_id=f"warm-up-{i}")
     while engine.scheduler.has_work():
         engine.step()
