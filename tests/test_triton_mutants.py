@@ -48,7 +48,7 @@ MUTANTS = {
     "decode: split merge without rescale": (
         *DECODE,
         'tl.exp2(log_sum - tl.where(largest > float("-inf"), largest, 0.0))',
-        "tl.where(split < NUM_SPLITS, 1.0, 0.0)",
+        "tl.where(split < num_splits, 1.0, 0.0)",
     ),
     "decode: splits overlap": (*DECODE, "tl.minimum(start + share, context_len)", "context_len"),
     "decode: softmax without rescale": (*DECODE, "total = total * rescale", "total = total"),

@@ -16,20 +16,22 @@ from ..errors import InvalidParameter
 from .triton_tiles import LOG2_E, check_heads, decode_tiles, default_splits, padded
 
 
-@triton.jit
+# What changes from step to step is not specialized: compiling anew for another alignment would hold up a step.
+@triton.jit(do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["block_tables_ptr", "context_lens_ptr"])
 def decode_attention_kernel(
     out_ptr, log_sums_ptr, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, context_lens_ptr, scale_log2,
     stride_out_request, stride_out_split, stride_out_head, stride_q_request, stride_q_head,
     stride_k_block, stride_k_slot, stride_k_head, stride_v_block, stride_v_slot, stride_v_head, stride_table,
-    NUM_SPLITS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    IS_SPLIT: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, USE_DOT: tl.constexpr,
 ):  # fmt: skip
     """One program for each request, KV head and split. Its rows are the GROUP query heads that share the KV head."""
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
     context_len = tl.load(context_lens_ptr + request)
-    share = tl.cdiv(tl.cdiv(context_len, NUM_SPLITS), BLOCK_N) * BLOCK_N  # keys of a split: whole tiles
+    share = tl.cdiv(tl.cdiv(context_len, num_splits), BLOCK_N) * BLOCK_N  # keys of a split: whole tiles
     start = split * share
     end = tl.minimum(start + share, context_len)
 
@@ -72,17 +74,17 @@ def decode_attention_kernel(
     out = (acc / total[:, None]).to(out_ptr.dtype.element_ty)
     out_row = request * stride_out_request + split * stride_out_split + head * stride_out_head
     tl.store(out_ptr + out_row[:, None] + d[None, :], out, mask=q_mask)
-    if NUM_SPLITS > 1:
+    if IS_SPLIT:
         # log2 of the sum of all exp2(score): how much this split weighs beside the others; -inf if it had no keys.
         log_sum = largest + tl.log2(total)
-        log_sums_at = (request * NUM_SPLITS + split) * (tl.num_programs(1) * GROUP) + head
+        log_sums_at = (request * num_splits + split) * (tl.num_programs(1) * GROUP) + head
         tl.store(log_sums_ptr + log_sums_at, log_sum, mask=row < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_splits_kernel(
-    out_ptr, parts_ptr, log_sums_ptr, stride_out_request, stride_out_head,
-    NUM_SPLITS: tl.constexpr, SPLITS_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
+    out_ptr, parts_ptr, log_sums_ptr, num_splits, stride_out_request, stride_out_head,
+    SPLITS_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
 ):  # fmt: skip
     """One program for each request and query head: the mean of its splits' outputs, weighted by their sums."""
     request = tl.program_id(0).to(tl.int64)
@@ -90,9 +92,9 @@ def merge_splits_kernel(
     num_heads = tl.num_programs(1)
     split = tl.arange(0, SPLITS_PAD)
     d = tl.arange(0, HEAD_PAD)
-    part = (request * NUM_SPLITS + split) * num_heads + head  # parts [R, NUM_SPLITS, num_heads, HEAD_DIM]
-    log_sum = tl.load(log_sums_ptr + part, mask=split < NUM_SPLITS, other=float("-inf"))
-    part_mask = (split[:, None] < NUM_SPLITS) & (d[None, :] < HEAD_DIM)
+    part = (request * num_splits + split) * num_heads + head  # parts [R, num_splits, num_heads, HEAD_DIM]
+    log_sum = tl.load(log_sums_ptr + part, mask=split < num_splits, other=float("-inf"))
+    part_mask = (split[:, None] < num_splits) & (d[None, :] < HEAD_DIM)
     parts = tl.load(parts_ptr + part[:, None] * HEAD_DIM + d[None, :], mask=part_mask, other=0.0)
 
     largest = tl.max(log_sum, 0)
@@ -140,13 +142,13 @@ def decode_attention(
     decode_attention_kernel[(num_requests, num_kv_heads, num_splits)](
         parts, log_sums, q, k_cache, v_cache, block_tables, context_lens, scale * LOG2_E,
         *parts.stride()[:3], *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_tables.stride(0),
-        num_splits, group, head_dim, padded(head_dim), block_size, tiles.block_m, tiles.block_n, tiles.use_dot,
+        num_splits > 1, group, head_dim, padded(head_dim), block_size, tiles.block_m, tiles.block_n, tiles.use_dot,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         merge_splits_kernel[(num_requests, num_heads)](
-            out, parts, log_sums, *out.stride()[:2],
-            num_splits, padded(num_splits), head_dim, padded(head_dim),
-            num_warps=1,
+            out, parts, log_sums, num_splits, *out.stride()[:2],
+            max(32, padded(num_splits)), head_dim, padded(head_dim),
+            num_warps=4,
         )  # fmt: skip
     return out

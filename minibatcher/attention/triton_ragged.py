@@ -69,7 +69,11 @@ def attend(
     return largest, total, acc
 
 
-@triton.jit
+# What changes from step to step is not specialized: compiling anew for another alignment would hold up a step.
+@triton.jit(
+    do_not_specialize=["num_requests", "stride_table"],
+    do_not_specialize_on_alignment=["block_tables_ptr", "cu_seqlens_q_ptr", "context_lens_ptr"],
+)
 def ragged_attention_kernel(
     out_ptr, q_ptr, k_cache_ptr, v_cache_ptr, block_tables_ptr, cu_seqlens_q_ptr, context_lens_ptr,
     scale_log2, num_requests, stride_out_token, stride_out_head, stride_q_token, stride_q_head,

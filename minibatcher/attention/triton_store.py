@@ -10,7 +10,7 @@ from ..errors import InvalidParameter
 from .triton_tiles import padded
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping_ptr"])  # its alignment changes from step to step
 def store_kv_kernel(
     k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, slot_mapping_ptr,
     stride_k_token, stride_k_head, stride_v_token, stride_v_head,

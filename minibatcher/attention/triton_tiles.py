@@ -60,6 +60,7 @@ def num_multiprocessors() -> int:
 def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     """Tiles for a mix of chunked prefill and decode. group: query heads for each KV head, all in one tile's rows."""
     arch, wide = architecture(), padded(head_dim) > 128
+    even = padded(group) == group  # dividing rows by a group of another size takes registers
     if arch == 0:
         tiles = Tiles(16, 16, 4, 1)  # small, so that short test cases span several tiles
     elif arch < 80:
@@ -67,12 +68,10 @@ def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     elif dtype == torch.float32:
         tiles = Tiles(16, 16, 8, 2)  # float32 uses none anywhere
     elif arch == 90:
-        # 128 keys: the products read the queries from shared memory each time, which narrower tiles wait for.
-        tiles = Tiles(64, 64, 8, 2) if wide else Tiles(128, 128, 8, 2)
-    elif wide:
-        tiles = Tiles(64, 32, 8, 2)
+        # The products read the queries from shared memory each time: the wider the tile, the less often.
+        tiles = Tiles(64, 64, 8, 3) if wide else Tiles(128, 128 if even else 64, 8, 3)
     else:
-        tiles = Tiles(128, 64 if padded(group) == group else 32, 8, 2)  # dividing by an odd group costs registers
+        tiles = Tiles(64, 32, 8, 3) if wide else Tiles(128, 64 if even else 32, 8, 3)
     return tiles._replace(block_m=max(tiles.block_m, padded(group)))
 
 
@@ -91,8 +90,9 @@ def decode_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 
 @cache
 def ladder_tiles(dtype: torch.dtype, head_dim: int) -> Tiles:
-    """Tiles for the teaching kernels, whose rows are queries of one head."""
-    return ragged_tiles(dtype, head_dim, 1)
+    """Tiles for the teaching kernels, whose rows are queries of one head: what fits everywhere."""
+    tiles = ragged_tiles(dtype, head_dim, 1)
+    return tiles if tiles.block_m == 16 else Tiles(64, 32, 8 if padded(head_dim) > 128 else 4, 2)
 
 
 @cache
