@@ -1,0 +1,110 @@
+"""Every kernel against the float64 reference, on fresh random inputs: on the GPU, or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import DeviceError
+from .child import device_is_lost
+
+
+def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = None) -> Iterator[dict[str, Any]]:
+    """A row for each kernel, dtype and case: kernel, dtype, shape, error, tolerance, ok; `failure` where it raised.
+
+    The first row is {"total": how many follow}. seed: None draws one, which the rows tell. most_cases: of each kernel.
+    error: the largest of |out - reference| / (1 + |reference|), None where it is infinite (NaN in the output).
+    """
+    import torch
+
+    from ..attention.triton_support import interpret, why_not
+
+    if torch.device(device).type == "cpu":
+        interpret()
+    elif torch.device(device).index is not None:
+        torch.cuda.set_device(device)  # Triton launches on the current one
+    dtypes = [torch.float32, torch.float16]
+    if why_not(torch.device(device), torch.bfloat16) is None:
+        dtypes.append(torch.bfloat16)
+    if (reason := why_not(torch.device(device), torch.float32)) is not None:
+        raise DeviceError(reason)
+
+    from .cases import TOLERANCES, launchers, random_case, run_case
+
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    todo = [
+        (kernel, dtype, shape)
+        for kernel, shapes in cases(device).items()
+        for dtype in dtypes
+        for shape in shapes[:most_cases]
+    ]
+    yield {"total": len(todo)}
+    launch = launchers()
+    for kernel, dtype, shape in todo:
+        begun = time.perf_counter()
+        short = str(dtype).removeprefix("torch.")
+        row = {"kernel": kernel, "dtype": short, "shape": str(shape), "seed": seed, "tolerance": TOLERANCES[dtype]}
+        try:
+            error = run_case(kernel, launch[kernel], random_case(shape, dtype, device, seed))
+        except Exception as problem:
+            if device_is_lost(problem):
+                raise
+            yield {**row, "error": None, "ok": False, "failure": f"{type(problem).__name__}: {str(problem)[:300]}"}
+            continue
+        ok = error <= TOLERANCES[dtype]
+        error = error if math.isfinite(error) else None
+        yield {**row, "error": error, "ok": ok, "seconds": time.perf_counter() - begun}
+
+
+def cases(device: str) -> dict[str, tuple]:
+    """Shapes by kernel: those of the tests, and on a GPU larger ones, as a model has them."""
+    from .cases import CASES, Shape
+
+    if device == "cpu":
+        return CASES
+    llama, qwen = (32, 8, 128, 16), (14, 2, 64, 32)
+    mixed = (
+        Shape((512, *[1] * 32, 100), (1500, *range(1000, 1032), 100), *llama),
+        Shape((1, 300, 1, 77), (4000, 300, 1, 1077), *qwen),
+        Shape((129, 64), (2049, 64), 8, 1, 256, 64),
+    )
+    decodes = (
+        Shape((1,) * 64, tuple(range(1, 4097, 65))[:64], *llama),
+        Shape((1,) * 3, (9000, 1, 700), *qwen),
+        Shape((1,) * 130, (333,) * 130, 16, 16, 80, 16),
+    )
+    solo = (Shape((1000,), (1000,), *llama), Shape((333,), (333,), *qwen))
+    return {
+        "store_kv": (*CASES["store_kv"], *mixed),
+        "naive_attention": (*CASES["naive_attention"], *solo),
+        "tiled_attention": (*CASES["tiled_attention"], *solo),
+        "paged_attention": (*CASES["paged_attention"], Shape((512,), (2500,), *llama)),
+        "ragged_attention": (*CASES["ragged_attention"], *mixed),
+        "decode_attention": (*CASES["decode_attention"], *decodes),
+    }
+
+
+def worst(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each kernel and dtype: cases, failed, largest error (None: infinite), tolerance, first failure."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in results:
+        groups.setdefault((row["kernel"], row["dtype"]), []).append(row)
+    table = []
+    for (kernel, dtype), some in groups.items():
+        errors = [row["error"] for row in some]
+        failed = [row for row in some if not row["ok"]]
+        table.append(
+            {
+                "kernel": kernel,
+                "dtype": dtype,
+                "cases": len(some),
+                "failed": len(failed),
+                "error": None if None in errors else max(errors),
+                "tolerance": some[0]["tolerance"],
+                "first_failure": failed[0] if failed else None,
+            }
+        )
+    return table
