@@ -182,7 +182,7 @@ def test_a_negative_slot_writes_nothing():
 @pytest.mark.parametrize("kernel", ["store_kv", *PAGED])
 def test_a_pool_beyond_two_to_the_31_numbers(kernel):
     """Block 3 begins 3 * 2**30 numbers behind block 0: a 32-bit product would point in front of the pool."""
-    far, size, heads = 2**30, 16, (1, 16)
+    far, size, heads = 2**30, 64, (1, 16)
     block = size * heads[0] * heads[1]
     if DEVICE == "cuda":
         memory = torch.zeros(3 * far + 2 * block, dtype=torch.float16, device=DEVICE)
@@ -191,25 +191,24 @@ def test_a_pool_beyond_two_to_the_31_numbers(kernel):
             memory = torch.from_numpy(np.memmap(file, np.float16, "w+", shape=3 * far + 2 * block))
     k_cache = memory.as_strided((4, size, *heads), (far, heads[0] * heads[1], heads[1], 1))
     v_cache = memory.as_strided(k_cache.shape, k_cache.stride(), block)
-    q, k, v = torch.randn(3, 5, 2, 16, device=DEVICE).half().unbind(0)
+    q, k, v = torch.randn(3, 40, 2, 16, device=DEVICE).half().unbind(0)
     k, v = k[:, :1], v[:, :1]
     tables = torch.tensor([[3]], dtype=torch.int32, device=DEVICE)
-    lens = torch.tensor([5], dtype=torch.int32, device=DEVICE)
-    slots = 3 * size + torch.arange(5, device=DEVICE)
+    lens = torch.tensor([40], dtype=torch.int32, device=DEVICE)
     if kernel == "store_kv":
-        triton_store.store_kv(k, v, k_cache, v_cache, slots)
-        assert torch.equal(k_cache[3, :5], k)
-        assert torch.equal(v_cache[3, :5], v)
+        triton_store.store_kv(k, v, k_cache, v_cache, 3 * size + torch.arange(40, device=DEVICE))
+        assert torch.equal(k_cache[3, :40], k)
+        assert torch.equal(v_cache[3, :40], v)
         return
-    k_cache[3, :5], v_cache[3, :5] = k, v
-    expected = triton_ladder.tiled_attention(q, k, v, 0.3)
+    k_cache[3, :40], v_cache[3, :40] = k, v
+    expected = triton_ladder.tiled_attention(q, k, v, 0.3)[35:]  # five queries, behind 35 earlier tokens
     if kernel == "paged_attention":
-        out = triton_ladder.paged_attention(q, k_cache, v_cache, tables[0], 0.3, 5)
+        out = triton_ladder.paged_attention(q[35:], k_cache, v_cache, tables[0], 0.3, 40)
     elif kernel == "ragged_attention":
         starts = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
-        out = triton_ragged.ragged_attention(q, k_cache, v_cache, tables, starts, lens, 0.3)
+        out = triton_ragged.ragged_attention(q[35:], k_cache, v_cache, tables, starts, lens, 0.3)
     else:
-        out = triton_decode.decode_attention(q[4:], k_cache, v_cache, tables, lens, 0.3)
+        out = triton_decode.decode_attention(q[39:], k_cache, v_cache, tables, lens, 0.3)
         expected = expected[4:]
     torch.testing.assert_close(out, expected, atol=2e-3, rtol=2e-3)
 
