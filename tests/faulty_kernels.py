@@ -1,4 +1,4 @@
-"""Kernels that a compile check must complain of, compiled for one target; run as a script, it prints a row a line."""
+"""Kernels that a compile check must complain of. Run as a script, it compiles those named and prints a row a line."""
 
 import json
 import sys
@@ -11,10 +11,12 @@ from minibatcher.kernels.compile import compiled_rows
 
 
 @triton.jit
-def multiply(x_ptr, out_ptr, SIZE: tl.constexpr):
-    i = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
-    x = tl.load(x_ptr + i)
-    tl.store(out_ptr + i, tl.dot(x, x))
+def multiply(x_ptr, out_ptr, M: tl.constexpr, K: tl.constexpr):
+    """x [M, K] by its own transpose, in one piece."""
+    row, column = tl.arange(0, M), tl.arange(0, K)
+    x = tl.load(x_ptr + row[:, None] * K + column[None, :])
+    y = tl.load(x_ptr + column[:, None] + row[None, :] * K)
+    tl.store(out_ptr + row[:, None] * M + row[None, :], tl.dot(x, y))
 
 
 @triton.jit
@@ -23,15 +25,16 @@ def uneven(out_ptr):
 
 
 CASES = {
-    "fine": lambda x, out: multiply[(1,)](x, out, SIZE=64),
-    "spills": lambda x, out: multiply[(1,)](x, out, SIZE=256, num_warps=1),
-    "too much shared memory": lambda x, out: multiply[(1,)](x, out, SIZE=512, num_warps=8),
+    "fine": lambda x, out: multiply[(1,)](x, out, 32, 32),
+    "spills": lambda x, out: multiply[(1,)](x, out, 128, 32, num_warps=1),
+    "too much shared memory": lambda x, out: multiply[(1,)](x, out, 16, 4096),
     "refused": lambda x, out: uneven[(1,)](out),
 }
 
 if __name__ == "__main__":
     target, names = int(sys.argv[1]), sys.argv[2:]
-    x, out = torch.zeros(512 * 512, dtype=torch.float16), torch.zeros(512 * 512)
+    x, out = torch.zeros(1 << 16, dtype=torch.float16), torch.zeros(1 << 16)
     for name in names:
-        for row in compiled_rows(target, lambda name=name: CASES[name](x, out), {"kernel": name, "dtype": "float16"}):
-            print(json.dumps(row))
+        facts = {"kernel": name, "dtype": "float16"}
+        for row in compiled_rows(target, lambda name=name: CASES[name](x, out), facts):
+            print(json.dumps(row), flush=True)

@@ -31,21 +31,26 @@ class Job:
 
 
 def jobs(
-    num_requests: tuple[int, ...] = (64, 16, 128, 256), contexts: tuple[int, ...] = (2048, 8192), prompt: int = 4096
+    num_requests: tuple[int, ...] = (64, 16, 128, 256),
+    contexts: tuple[int, ...] = (2048, 8192),
+    prompt: int = 4096,
+    num_decodes: int = 32,
+    heads: tuple[int, int, int, int] = HEADS,
 ) -> list[Job]:
-    """What is timed, the goals' own cases first, since time may run out."""
+    """What is timed, the goals' own cases first, since time may run out. num_decodes: beside the chunk of a prompt."""
     decodes = [
-        Job("decode", "decode_attention", Shape((1,) * n, (m,) * n, *HEADS), f"{n} requests of {m:,} tokens")
+        Job("decode", "decode_attention", Shape((1,) * n, (m,) * n, *heads), f"{n} requests of {m:,} tokens")
         for m in contexts
         for n in num_requests
     ]
-    chunk, rows = prompt // 8, 32
-    chunked = Shape((*[1] * rows, chunk), (*[prompt] * rows, prompt), *HEADS)
+    chunk = prompt // 8
+    chunked = Shape((*[1] * num_decodes, chunk), (prompt,) * (num_decodes + 1), *heads)
+    mixed = f"{num_decodes} decodes and a chunk of {chunk}, contexts of {prompt:,}"
     return [
-        Job("prefill", "ragged_attention", Shape((prompt,) * 4, (prompt,) * 4, *HEADS), f"4 prompts of {prompt:,}"),
+        Job("prefill", "ragged_attention", Shape((prompt,) * 4, (prompt,) * 4, *heads), f"4 prompts of {prompt:,}"),
         *decodes[: len(num_requests)],
-        Job("mixed", "ragged_attention", chunked, f"{rows} decodes and a chunk of {chunk}, contexts of {prompt:,}"),
-        Job("store", "store_kv", Shape((prompt,) * 4, (prompt,) * 4, *HEADS), f"{4 * prompt:,} tokens"),
+        Job("mixed", "ragged_attention", chunked, mixed),
+        Job("store", "store_kv", Shape((prompt,) * 4, (prompt,) * 4, *heads), f"{4 * prompt:,} tokens"),
         *decodes[len(num_requests) :],
     ]
 
@@ -57,9 +62,11 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
     dtype = torch.bfloat16 if why_not(torch.device(device), torch.bfloat16) is None else torch.float16
     if (reason := why_not(torch.device(device), dtype)) is not None:
         raise DeviceError(reason)
-    small = {"num_requests": (2,), "contexts": (32,), "prompt": 32} if tiny else {}
+    small = {"num_requests": (2,), "contexts": (24,), "prompt": 16, "num_decodes": 2, "heads": (2, 1, 16, 16)}
     rates = {"copy_bytes": 1 << 20, "matrix_sizes": (64,)} if tiny else {}
-    yield from measure(timer_for(torch.device(device)), torch.device(device), dtype, jobs(**small), **rates)
+    yield from measure(
+        timer_for(torch.device(device)), torch.device(device), dtype, jobs(**small if tiny else {}), **rates
+    )
 
 
 def measure(

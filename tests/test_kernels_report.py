@@ -1,0 +1,151 @@
+"""Sections in processes of their own, and the report that they make together."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from minibatcher.errors import DeviceError, MinibatcherError  # noqa: E402
+from minibatcher.kernels import child, report, tables  # noqa: E402
+from minibatcher.kernels.child import SectionFailed, run_section  # noqa: E402
+from minibatcher.kernels.report import Section, failures, make_report  # noqa: E402
+
+RIGHT = {"kernel": "store_kv", "dtype": "float32", "shape": "s", "error": 0.0, "tolerance": 1e-5, "ok": True}
+needs_triton = pytest.mark.skipif(
+    pytest.importorskip("minibatcher.attention.triton_support").version() is None,
+    reason="the kernels need Triton, which exists for Linux only",
+)
+
+
+@needs_triton
+def test_a_section_stops_before_a_row_that_has_no_time():
+    rows = list(run_section("check", {"device": "cpu", "stop_after_s": 0}, env={"TRITON_INTERPRET": "1"}))
+    assert len(rows) == 1 and rows[0]["total"] > 20
+
+
+def test_a_section_is_stopped_when_its_time_is_up():
+    with pytest.raises(SectionFailed, match="stopped after"):
+        list(run_section("check", {"device": "cpu"}, timeout_s=0.2))
+
+
+def test_what_breaks_a_section_is_told():
+    with pytest.raises(SectionFailed, match=r"TypeError.*nonsense"):
+        list(run_section("compare", {"nonsense": 1}))
+
+
+@needs_triton
+def test_a_mistake_comes_back_as_a_sentence():
+    with pytest.raises(MinibatcherError, match="compute capability 33 is not among those with known limits"):
+        list(run_section("compile", {"target": 33}, env={"TRITON_INTERPRET": None}))
+
+
+@pytest.mark.parametrize(
+    ("message", "lost"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
+        ("CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("no such kernel", False),
+    ],
+)
+def test_only_some_errors_cost_the_gpu(message, lost):
+    assert child.device_is_lost(RuntimeError(message)) is lost
+
+
+def fake_sections(monkeypatch, **endings):
+    """Each section gives one row, then ends as told."""
+    calls = []
+
+    def run_section(name, settings, env, timeout_s):
+        calls.append((name, settings, env, timeout_s))
+        yield {"total": 3}
+        yield RIGHT
+        if endings.get(name):
+            raise endings[name]
+
+    monkeypatch.setattr(report, "run_section", run_section)
+    return calls
+
+
+def test_a_section_that_fails_keeps_its_rows_and_the_next_one_runs(monkeypatch):
+    calls = fake_sections(monkeypatch, check=SectionFailed("the GPU fell off"), bench=DeviceError("no bfloat16"))
+    seen = []
+    made = make_report(
+        [Section("check", 20), Section("bench"), Section("engine")], "cpu", progress=lambda *args: seen.append(args)
+    )
+    sections = made["sections"]
+    assert [len(section["rows"]) for section in sections.values()] == [1, 1, 1]
+    assert [section["error"] for section in sections.values()] == ["the GPU fell off", "no bfloat16", None]
+    assert [section["mistake"] for section in sections.values()] == [False, True, False]
+    assert all(section["planned"] == 3 and section["seconds"] >= 0 for section in sections.values())
+    assert failures(made) == ["check: the GPU fell off", "bench: no bfloat16"]
+    assert seen[:2] == [("check", 0, 3), ("check", 1, 3)]
+    name, settings, env, timeout_s = calls[0]
+    assert (name, timeout_s, env) == ("check", 20, {"TRITON_INTERPRET": "1"})
+    assert settings == {"device": "cpu", "stop_after_s": 20 - report.SLACK_S}
+
+
+def test_an_interrupt_keeps_what_was_done(monkeypatch):
+    fake_sections(monkeypatch, check=KeyboardInterrupt())
+    made = make_report([Section("check"), Section("bench")], "cpu")
+    assert made["interrupted"] and list(made["sections"]) == ["check"]
+    assert made["sections"]["check"]["rows"] == [RIGHT]
+
+
+def test_each_kind_of_failure_is_a_sentence():
+    rows = [
+        RIGHT,
+        RIGHT | {"ok": False, "error": 0.5},
+        RIGHT | {"ok": False, "error": None},
+        RIGHT | {"ok": False, "error": None, "failure": "ValueError: odd"},
+        {"kind": "engine", "variant": "SDPA", "failure": "no memory"},
+        {"kind": "answers", "runs": 8, "identical": False, "different": ["triton static"]},
+        {"kind": "answers", "runs": 8, "identical": True, "different": []},
+    ]
+    sentences = failures({"sections": {"check": {"error": None, "rows": rows}}})
+    assert len(sentences) == 5
+    assert "error 0.5, beyond 1e-05" in sentences[0] and "not finite" in sentences[1]
+    assert sentences[2].endswith("ValueError: odd") and "SDPA: no memory" in sentences[3]
+    assert "triton static" in sentences[4]
+
+
+def test_the_prepared_report_fits_in_six_minutes():
+    assert sum(section.seconds for section in report.REPORT) < 360
+    assert {section.name for section in report.REPORT} == set(child.SECTIONS) - {"compile"}
+
+
+@needs_triton
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a trial is for machines without a GPU")
+def test_a_trial_of_the_whole_report(tmp_path, capsys):
+    from minibatcher.cli import main
+
+    file = tmp_path / "report.json"
+    assert main(["kernels", "--report", str(file), "--device", "cpu", "--quiet"]) == 0
+    made = json.loads(file.read_text(encoding="utf-8"))
+    printed = capsys.readouterr().out
+    assert made["schema"] == "minibatcher.kernels" and made["schema_version"] == 1
+    assert made["trial"] is True and made["interrupted"] is False and "TRIAL" in printed
+    assert made["software"]["torch"] == torch.__version__ and made["hardware"]["device"]
+    assert list(made["sections"]) == ["check", "bench", "engine", "compare"]
+    for name, section in made["sections"].items():
+        assert section["error"] is None and section["planned"] == len(section["rows"]) > 0, name
+    assert all(row["ok"] for row in made["sections"]["check"]["rows"])
+    assert {row["kind"] for row in made["sections"]["bench"]["rows"]} == {
+        "device",
+        "prefill",
+        "decode",
+        "mixed",
+        "store",
+    }
+    (answers,) = (row for row in made["sections"]["compare"]["rows"] if row["kind"] == "answers")
+    assert answers["identical"] is True and answers["runs"] == 4
+    assert all(goal["value"] is None for goal in made["goals"])  # a trial shows no speed
+
+
+def test_tables_show_what_failed_beside_what_did_not():
+    rows = [RIGHT, RIGHT | {"shape": "t", "ok": False, "error": None, "failure": "odd"}]
+    text = tables.check_table(rows)
+    assert "not finite" in text and "WRONG in 1" in text
+    lines = tables.table(("name ", "n"), [("a", "1"), ("long", "22")]).splitlines()
+    assert lines[2] == "a      1" and lines[3] == "long  22"
