@@ -109,13 +109,21 @@ def test_the_engine_s_step_against_its_roofline():
 
 
 def test_only_steps_in_which_all_decode_count():
-    def step(index, duration, *tokens):
+    def step(index, start, duration, *tokens):
         rows = [RowRecord(i, str(i), "decode", n, 10 * (index + 1) + i) for i, n in enumerate(tokens)]
-        return StepRecord(index, index, duration, rows, None, sum(tokens), 0, None, [], [], [], 0, 0, 0)
+        return StepRecord(index, start, duration, rows, None, sum(tokens), 0, None, [], [], [], 0, 0, 0)
 
     timeline = Timeline("measured", {})
-    timeline.steps += [step(0, 9.0, 5, 1), step(1, 1.0, 1, 1), step(2, 2.0, 1, 1), step(3, 5.0, 1, 1), step(4, 0.1, 1)]
-    assert bench_engine.decode_step(timeline, 2) == (2.0, [30, 31])
+    # From end to end of full steps: 1.5, 2, 5 (the host took 0.5 before the step of 1.0).
+    timeline.steps += [
+        step(0, 0.0, 9.0, 5, 1),
+        step(1, 9.0, 7.0, 1, 1),
+        step(2, 16.5, 1.0, 1, 1),
+        step(3, 17.5, 2.0, 1, 1),
+        step(4, 19.5, 5.0, 1, 1),
+        step(5, 24.5, 0.1, 1),
+    ]
+    assert bench_engine.decode_step(timeline, 2) == (2.0, [40, 41])
 
 
 def test_the_large_model_has_a_billion_parameters_and_finite_logits():

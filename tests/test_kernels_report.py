@@ -149,3 +149,19 @@ def test_tables_show_what_failed_beside_what_did_not():
     assert "not finite" in text and "WRONG in 1" in text
     lines = tables.table(("name ", "n"), [("a", "1"), ("long", "22")]).splitlines()
     assert lines[2] == "a      1" and lines[3] == "long  22"
+
+
+@needs_triton
+def test_a_gpu_is_checked_with_every_case_of_the_tests_and_larger_ones():
+    from minibatcher.kernels import check
+    from minibatcher.kernels.cases import CASES
+
+    assert set(check.cases("cpu")) == set(check.cases("cuda")) == set(CASES)
+    for kernel, shapes in check.cases("cuda").items():
+        assert set(CASES[kernel]) < set(shapes)
+        assert max(sum(s.context_lens) for s in shapes) > 2 * max(sum(s.context_lens) for s in CASES[kernel])
+    for shape in check.cases("cuda")["decode_attention"]:
+        assert set(shape.query_lens) == {1} and len(shape.query_lens) == len(shape.context_lens)
+    for shape in check.cases("cuda")["ragged_attention"]:
+        assert len(shape.query_lens) == len(shape.context_lens)
+        assert all(queries <= context for queries, context in zip(shape.query_lens, shape.context_lens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from ..build import build_engine
 from ..model.loader import resolve_dtype
 from ..request import Request, SamplingParams
-from ..timeline import Timeline
+from ..timeline import StepRecord, Timeline
 from .arithmetic import decode_step_bytes, roofline_seconds
 from .bench import COPY_BYTES, copy_bandwidth
 from .child import device_is_lost
@@ -32,6 +33,7 @@ class EngineRun:
 # Name, options of the engine. What needs a GPU is left out in a trial on a CPU.
 VARIANTS = (
     ("Triton, CUDA graphs", {"attention": "triton", "cuda_graphs": True}),
+    ("Triton, CUDA graphs, planned ahead", {"attention": "triton", "cuda_graphs": True, "plan_ahead": True}),
     ("Triton", {"attention": "triton"}),
     ("SDPA", {"attention": "sdpa"}),
 )
@@ -48,7 +50,7 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
 def measure(
     timer: Timer, device: torch.device, dtype: torch.dtype, config: dict, run: EngineRun, copy_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows: kind "engine", variant, batch, mean_context, seconds (median decode step on the wall clock, sampling and
+    """Rows: kind "engine", variant, batch, mean_context, seconds (of a decode step on the wall clock, sampling and
     scheduling included), roofline_seconds, share_of_roofline, output_tokens_per_s; or `failure`.
     """
     variants = [v for v in VARIANTS if device.type == "cuda" or "cuda_graphs" not in v[1]]
@@ -105,8 +107,15 @@ def _requests(model, run: EngineRun, output: int) -> list[Request]:
 
 
 def decode_step(timeline: Timeline, batch: int) -> tuple[float, list[int]]:
-    """Median seconds of the steps in which `batch` requests decode and nothing else runs, and the contexts of the
-    middle one of them.
+    """Median seconds from step to step while `batch` requests decode and nothing else runs, and the contexts of the
+    middle one of these steps. From end to end, so that what the host does between two steps is in it.
     """
-    full = [step for step in timeline.steps if len(step.rows) == batch and all(r.num_tokens == 1 for r in step.rows)]
-    return median(step.duration for step in full), [row.context for row in full[len(full) // 2].rows]
+
+    def is_full(step: StepRecord) -> bool:
+        return len(step.rows) == batch and all(row.num_tokens == 1 for row in step.rows)
+
+    steps = [
+        (now.end - before.end, now) for before, now in pairwise(timeline.steps) if is_full(before) and is_full(now)
+    ]
+    middle = steps[len(steps) // 2][1]
+    return median(seconds for seconds, _ in steps), [row.context for row in middle.rows]

@@ -26,7 +26,7 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
     where = torch.device(device)
     strategies = ("static", "chunked") if tiny else DEFAULT_STRATEGIES
     yield {"total": 2 * len(ATTENTION) * len(strategies) + 1}
-    small = _workload(2 if tiny else 32, 32 if tiny else 512)
+    small = _workload(2 if tiny else 24, 20 if tiny else 384)
     bundled = load_model("bard", device=where, dtype="float32")
     runs = []
     for row in _served(bundled, small, strategies):
@@ -34,7 +34,7 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
         yield {key: value for key, value in row.items() if key != "hashes"}
     yield answers(runs)
     large = random_model(TINY if tiny else LLAMA_1B, "llama-1b-random", where, resolve_dtype("auto", where))
-    for row in _served(large, _workload(2 if tiny else 48, 32 if tiny else 2048), strategies):
+    for row in _served(large, _workload(2 if tiny else 16, 20 if tiny else 512), strategies):
         yield {key: value for key, value in row.items() if key != "hashes"}
 
 
@@ -58,7 +58,7 @@ def _served(model, workload: Workload, strategies: Sequence[str]) -> Iterator[di
                 "strategy": strategy,
                 "requests": len(workload),
             }
-            options = {"max_model_len": longest, "max_num_batched_tokens": max(256, longest)}
+            options = {"max_num_seqs": 8, "max_model_len": longest, "max_num_batched_tokens": max(256, longest)}
             try:
                 found = run_comparison(workload, model=model, strategies=[strategy], attention=attention, **options)
             except Exception as problem:

@@ -36,7 +36,7 @@ class Section:
 
 CHECK = Section("check")
 BENCH = (Section("bench"), Section("engine"))
-REPORT = (Section("check", 80), Section("bench", 120), Section("engine", 70), Section("compare", 80))  # 350 s
+REPORT = (Section("check", 100), Section("bench", 100), Section("engine", 70), Section("compare", 75))  # 345 s
 
 SLACK_S = 15.0
 

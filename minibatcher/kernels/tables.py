@@ -118,7 +118,8 @@ TABLES = {"check": check_table, "bench": bench_table, "engine": engine_table, "c
 def report_text(report: dict[str, Any]) -> str:
     """Every section that has rows, under a line that says where it ran."""
     trial = "TRIAL with tiny sizes, of the way and not of the speed. " if report["trial"] else ""
-    parts = [f"{trial}Measured on {report['hardware']['device']}, {report['date']}."]
+    how = "" if "compute_capability" in report["hardware"] else ", the kernels in Triton's interpreter"
+    parts = [f"{trial}Run on {report['hardware']['device']}{how}, {report['date']}."]
     for name, section in report["sections"].items():
         if section["rows"]:
             parts.append(TABLES[name](section["rows"]))
