@@ -1,5 +1,8 @@
 """The benchmark's whole way on a CPU: tiny shapes, a timer that runs the launch and says what it likes."""
 
+import sys
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -172,3 +175,45 @@ def test_goals_take_the_worst_of_the_kernels_and_the_best_engine():
     nothing = (None, None)
     assert all((r["value"], r["met"]) == nothing for r in goals.judge(report(*rows, trial=True)))
     assert all((r["value"], r["met"]) == nothing for r in goals.judge(report()))
+
+
+class FakeWrapper:
+    """flashinfer's interface as documented, computed request by request."""
+
+    def __init__(self, workspace, layout, **options) -> None:
+        assert layout == "NHD" and workspace.dtype == torch.uint8
+
+    def plan(self, *args, causal=False, q_data_type, sm_scale) -> None:
+        # A decode's plan has no query offsets: one query a request.
+        *offsets, self.indptr, self.indices, self.last, self.heads, self.kv_heads, self.size, self.page = args
+        self.offsets = offsets[0].tolist() if offsets else list(range(len(self.indptr)))
+        self.scale = sm_scale
+        assert causal == bool(offsets)
+
+    def run(self, q, caches):
+        out = torch.empty_like(q)
+        for r, last in enumerate(self.last.tolist()):
+            pages = self.indices[self.indptr[r] : self.indptr[r + 1]].long()
+            length = (len(pages) - 1) * self.page + last
+            assert 1 <= last <= self.page and caches[0].shape[1:] == (self.page, self.kv_heads, self.size)
+            k, v = (cache[pages].flatten(0, 1)[:length].transpose(0, 1) for cache in caches)
+            rows = q[self.offsets[r] : self.offsets[r + 1]].transpose(0, 1)
+            mask = torch.ones(rows.shape[1], length, dtype=torch.bool).tril(length - rows.shape[1])
+            attend = torch.nn.functional.scaled_dot_product_attention
+            got = attend(rows[None], k[None], v[None], attn_mask=mask, scale=self.scale, enable_gqa=True)[0]
+            out[self.offsets[r] : self.offsets[r + 1]] = got.transpose(0, 1)
+        return out
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape((1,) * 3, (21, 8, 9), *HEADS), Shape((13, 1, 5), (13, 20, 16), *HEADS)],
+    ids=str,
+)
+def test_flashinfer_is_given_the_same_requests(shape, monkeypatch):
+    library = types.SimpleNamespace(
+        BatchDecodeWithPagedKVCacheWrapper=FakeWrapper, BatchPrefillWithPagedKVCacheWrapper=FakeWrapper
+    )
+    monkeypatch.setitem(sys.modules, "flashinfer", library)
+    case = random_case(shape, torch.float32, CPU, seed=5)
+    torch.testing.assert_close(peers.flashinfer(case)().double(), reference(case), atol=1e-5, rtol=1e-5)

@@ -1,12 +1,14 @@
 """The same attention by others: PyTorch's SDPA, and flash-attn and flashinfer where they are installed.
 
-Each peer prepares its own layout outside the time that is measured, and returns a function that launches it.
+Each peer prepares its own layout outside the time that is measured, and returns a function that launches it. The last
+two are no dependencies of ours: they are imported by name where they happen to be.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +21,9 @@ Launch = Callable[[], object]
 def peers(case: Case) -> dict[str, Callable[[], Launch]]:
     """Name → a function that prepares a launch of the case; it may raise where the peer can't do this case."""
     found = {"sdpa": lambda: sdpa(case)}
-    if importlib.util.find_spec("flash_attn"):
+    if find_spec("flash_attn"):
         found["flash-attn"] = lambda: flash_attn(case)
-    if importlib.util.find_spec("flashinfer"):
+    if find_spec("flashinfer"):
         found["flashinfer"] = lambda: flashinfer(case)
     return found
 
@@ -55,24 +57,23 @@ def sdpa(case: Case) -> Launch:
 
 def flash_attn(case: Case) -> Launch:
     """flash-attn 2: a contiguous cache for decodes, packed rows for whole prompts."""
-    from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
-
+    library = import_module("flash_attn")
     shape, scale = case.shape, case.scale
     if set(shape.query_lens) == {1}:
         k, v = contiguous(case.k_cache, case), contiguous(case.v_cache, case)
         q, lens = case.q[:, None].contiguous(), case.context_lens
-        return lambda: flash_attn_with_kvcache(q, k, v, cache_seqlens=lens, softmax_scale=scale, causal=True)
+        return lambda: library.flash_attn_with_kvcache(q, k, v, cache_seqlens=lens, softmax_scale=scale, causal=True)
     if shape.query_lens != shape.context_lens:
         raise ValueError("flash-attn's paged cache wants blocks of 256 tokens")
     q, k, v = (x.contiguous() for x in (case.q, case.k, case.v))
     cu, longest = case.cu_seqlens_q, max(shape.query_lens)
-    return lambda: flash_attn_varlen_func(q, k, v, cu, cu, longest, longest, softmax_scale=scale, causal=True)
+    lengths = (cu, cu, longest, longest)
+    return lambda: library.flash_attn_varlen_func(q, k, v, *lengths, softmax_scale=scale, causal=True)
 
 
 def flashinfer(case: Case) -> Launch:
     """flashinfer's paged wrappers, which read the very same cache."""
-    import flashinfer as library
-
+    library = import_module("flashinfer")
     shape = case.shape
     counts = [-(-length // shape.block_size) for length in shape.context_lens]
     indptr = torch.tensor([0, *counts], dtype=torch.int32, device=case.q.device).cumsum(0, dtype=torch.int32)
