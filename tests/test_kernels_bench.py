@@ -117,14 +117,14 @@ def test_only_steps_in_which_all_decode_count():
         return StepRecord(index, start, duration, rows, None, sum(tokens), 0, None, [], [], [], 0, 0, 0)
 
     timeline = Timeline("measured", {})
-    # From end to end of full steps: 1.5, 2, 5 (the host took 0.5 before the step of 1.0).
+    # From end to end of full steps: 1, 2, 5 (the host took 0.5 before the step of 1.5).
     timeline.steps += [
         step(0, 0.0, 9.0, 5, 1),
         step(1, 9.0, 7.0, 1, 1),
-        step(2, 16.5, 1.0, 1, 1),
-        step(3, 17.5, 2.0, 1, 1),
-        step(4, 19.5, 5.0, 1, 1),
-        step(5, 24.5, 0.1, 1),
+        step(2, 16.0, 1.0, 1, 1),
+        step(3, 17.5, 1.5, 1, 1),
+        step(4, 19.0, 5.0, 1, 1),
+        step(5, 24.0, 0.1, 1),
     ]
     assert bench_engine.decode_step(timeline, 2) == (2.0, [40, 41])
 
