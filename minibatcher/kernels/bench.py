@@ -92,6 +92,7 @@ def measure(
     yield rates
     launch = launchers()
     for job in todo:
+        case = None  # the last one's memory is free before the next one's is taken
         row = {
             "kind": job.kind,
             "what": job.what,
@@ -181,6 +182,7 @@ def _lacks_memory(job: Job, device: torch.device, dtype: torch.dtype) -> str | N
     if device.type != "cuda":
         return None
     shape = job.shape
+    torch.cuda.empty_cache()
     need = 3 * kv_bytes(shape.context_lens, shape.num_kv_heads, shape.head_dim, dtype.itemsize)
     free = torch.cuda.mem_get_info(device)[0]
     return None if need < free else f"needs {need / 2**30:.0f} GiB, and {free / 2**30:.0f} GiB are free"
