@@ -80,6 +80,16 @@ def test_a_job_that_fails_costs_no_other(monkeypatch):
     assert all("seconds" in row for row in rows if row["kind"] != "decode")
 
 
+def test_a_job_without_room_is_skipped_and_no_failure(monkeypatch):
+    from minibatcher.kernels.report import failures
+
+    monkeypatch.setattr(bench, "_lacks_memory", lambda job, *_: "needs 26 GiB" if job.kind == "decode" else None)
+    rows = measure(bench.jobs((2,), (24,), prompt=16, num_decodes=2, heads=HEADS))[1:]
+    assert [row["kind"] for row in rows if row.get("skipped") == "needs 26 GiB"] == ["decode"]
+    assert all("seconds" in row for row in rows[1:] if row["kind"] != "decode")
+    assert failures({"sections": {"bench": {"error": None, "rows": rows}}}) == []
+
+
 def test_a_lost_gpu_ends_the_section(monkeypatch):
     def lost(*args):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -80,7 +80,8 @@ def measure(
     """Rates of the device first, then each job: seconds, bytes_per_s of K and V, flop_per_s, and their shares.
 
     Shares are of the copy bandwidth (read and written bytes counted) and of the rate of square matrix products. peers:
-    what others take for the same, in seconds, or why they don't. A job that fails gives a row with `failure`.
+    what others take for the same, in seconds, or why they don't. A job that fails gives a row with `failure`, one that
+    does not fit in memory a row with `skipped`, each with the reason.
     """
     yield {"total": len(todo) + 1}
     rates = {
@@ -102,7 +103,7 @@ def measure(
         }
         row |= work(job, dtype.itemsize)
         if (lack := _lacks_memory(job, device, dtype)) is not None:
-            yield {**row, "failure": lack}
+            yield {**row, "skipped": lack}
             continue
         try:
             case = random_case(job.shape, dtype, device, seed=0, poison=False)
