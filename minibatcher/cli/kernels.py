@@ -119,7 +119,9 @@ def _compile(args: argparse.Namespace) -> int:
     bar = Bar(args.quiet)
     rows, errors = compile_targets(targets, jobs=args.jobs or min(len(targets), os.cpu_count() or 1), progress=bar)
     bar.close()
-    _give(args, {"rows": rows, "errors": errors}, compile_table(rows))
+    count = sum(bool(row["faults"]) for row in rows)
+    verdict = f"{len(rows)} kernels for {len(targets)} GPUs, {count or 'none'} at fault"
+    _give(args, {"rows": rows, "errors": errors}, f"{compile_table(rows)}\n{verdict}")
     faults = [
         f"{row['kernel']} in {row['dtype']} for {row['target'] / 10:.1f} ({row['shape']}): {fault}"
         for row in rows
