@@ -40,18 +40,22 @@ def choose_attention(name: str, device: torch.device | str, dtype: torch.dtype) 
     if name == "reference":
         return AttentionBackend(name, "asked for by name", reference.ragged_attention, reference.padded_attention)
     if name == "sdpa":
-        return _sdpa("asked for by name")
+        return _sdpa(device, "asked for by name")
     if name == "auto" and device.type == "cpu":
-        return _sdpa(f"PyTorch's fused attention is the fastest of these on cpu in {_short(dtype)}")
+        return _sdpa(device, f"PyTorch's fused attention is the fastest of these on cpu in {_short(dtype)}")
     obstacle = triton_support.why_not(device, dtype)
     if obstacle is None:
         return _triton(device, "asked for by name" if name == "triton" else None)
     if name == "triton":
         raise DeviceError(f"attention backend triton can't run here: {obstacle}; or use --attention sdpa")
-    return _sdpa(f"Triton's kernels can't run here: {obstacle}")
+    return _sdpa(device, f"Triton's kernels can't run here: {obstacle}")
 
 
-def _sdpa(why: str) -> AttentionBackend:
+def _sdpa(device: torch.device, why: str) -> AttentionBackend:
+    if device.type == "cuda":
+        # PyTorch prefers cuDNN's kernel on 9.0, which makes a plan for every new length, tens of milliseconds each, and
+        # an engine's lengths are nearly always new.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return AttentionBackend("sdpa", why, sdpa.ragged_attention, sdpa.padded_attention)
 
 

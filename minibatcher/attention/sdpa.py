@@ -50,7 +50,7 @@ def _attend_request(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
     # is_causal means the upper left corner, so it serves only where nothing precedes.
     mask = None if n == m else torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
     heads = q.transpose(0, 1)[None]
-    gqa = q.shape[1] != num_kv_heads
+    keys, values, gqa = share_heads(heads, keys, values, mask)
     out = F.scaled_dot_product_attention(
         heads, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=gqa
     )
@@ -78,14 +78,14 @@ def padded_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PaddedB
 
     Entries that no query sees must be finite all the same (a fresh pool is zero): they are multiplied by a weight of 0.
     """
-    num_rows, width, num_heads, head_dim = q.shape
+    num_rows, width, _, head_dim = q.shape
     max_context, positions = batch.max_context, batch.positions
     keys, values = _slices(k_cache, batch), _slices(v_cache, batch)
     if width == max_context:
         # All rows begin at position 0, so padding stands to the right of every token and causality hides it.
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=num_heads != keys.shape[1]
-        )
+        heads = q.transpose(1, 2)
+        keys, values, gqa = share_heads(heads, keys, values)
+        out = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=scale, enable_gqa=gqa)
         return out.transpose(1, 2)
     visible = torch.arange(max_context, device=q.device) <= positions[:, None, :, None]
     mask = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
@@ -94,10 +94,25 @@ def padded_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: PaddedB
         rows = q.view(num_rows, keys.shape[1], -1, head_dim)
         mask = mask.expand(-1, -1, rows.shape[2], -1)
         return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask, scale=scale).view(q.shape)
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=num_heads != keys.shape[1]
-    )
+    heads = q.transpose(1, 2)
+    keys, values, gqa = share_heads(heads, keys, values, mask)
+    out = F.scaled_dot_product_attention(heads, keys, values, attn_mask=mask, scale=scale, enable_gqa=gqa)
     return out.transpose(1, 2)
+
+
+def share_heads(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, bool]:
+    """keys, values [B, num_kv_heads, m, head_dim] as q [B, num_heads, n, head_dim] needs them, and SDPA's enable_gqa.
+
+    On a GPU only flash attention is sure to share key heads, and it takes no mask, no float32 and nothing before 8.0.
+    Where it can't run, the keys are repeated: the next best kernel then serves, instead of the plain formula, which
+    holds all scores in memory, in float32, and multiplies without tensor cores.
+    """
+    group = q.shape[1] // keys.shape[1]
+    if group == 1 or not q.is_cuda:
+        return keys, values, group > 1
+    if mask is None and q.dtype != torch.float32 and torch.cuda.get_device_capability(q.device) >= (8, 0):
+        return keys, values, True
+    return keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1), False
 
 
 def _slices(cache: Tensor, batch: PaddedBatch) -> Tensor:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import torch
 import torch.nn.functional as F
 
+from ..attention.sdpa import share_heads
 from .cases import Case
 
 Launch = Callable[[], object]
@@ -52,7 +53,8 @@ def sdpa(case: Case) -> Launch:
     if query_len != shape.context_lens[0]:
         raise ValueError("SDPA's causal mask is for whole prompts")
     q = case.q.reshape(-1, query_len, shape.num_heads, shape.head_dim).transpose(1, 2).contiguous()
-    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    k, v, gqa = share_heads(q, k, v)
+    return lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
 
 
 def flash_attn(case: Case) -> Launch:
