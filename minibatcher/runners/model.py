@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention.choose import AttentionBackend
+from ..errors import DeviceError
 from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
 from ..model.sampling import request_seed, sample, uniform
@@ -27,14 +29,16 @@ class Launched:
 
     requests: Sequence[Request]
     token_ids: Tensor | None
-    num_computed_tokens: int | None = None
+    num_computed_tokens: int | None
+    device: torch.device
 
     def result(self) -> StepResult:
         """Wait for the sampled tokens: the only time in a step that the host waits for the device."""
         if self.token_ids is not None:
             return StepResult(dict(zip(self.requests, self.token_ids.tolist())), None, self.num_computed_tokens)
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # so that the time of a step without a token is its own
+        if self.device.type == "cuda":
+            # So that the time of a step without a token is its own.
+            torch.cuda.current_stream(self.device).synchronize()
         return StepResult({}, None, self.num_computed_tokens)
 
 
@@ -54,11 +58,23 @@ class ModelRunner:
     @cached_property
     def pool(self) -> list[tuple[Tensor, Tensor]]:
         """(k_cache, v_cache) of each layer; made when first asked for, so that one engine can wait for another's."""
-        shape = (2, self.kv.num_blocks, self.kv.block_size, self.config.num_kv_heads, self.config.head_dim)
-        return [
-            tuple(torch.zeros(shape, dtype=self.dtype, device=self.device).unbind(0))
-            for _ in range(self.config.num_layers)
-        ]
+        kv, config = self.kv, self.config
+        shape = (2, kv.num_blocks, kv.block_size, config.num_kv_heads, config.head_dim)
+        try:
+            return [
+                tuple(torch.zeros(shape, dtype=self.dtype, device=self.device).unbind(0))
+                for _ in range(config.num_layers)
+            ]
+        except torch.OutOfMemoryError:
+            gib = kv.num_blocks * kv.block_size * config.kv_bytes_per_token(self.dtype.itemsize) / 2**30
+            raise DeviceError(
+                f"a KV pool of {gib:.1f} GiB does not fit on {self.device}, beside what is there already; "
+                "lower kv_cache_tokens, or drop engines built before"
+            ) from None
+
+    def on_device(self) -> AbstractContextManager:
+        """Within, the model's GPU is the current one: Triton launches there and nowhere else."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def allocate(self) -> None:
         """Take the memory now, not in the first step."""
@@ -72,6 +88,10 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Put one forward pass on its way, and do not wait for it."""
+        with torch.inference_mode(), self.on_device():
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> Launched:
         raise NotImplementedError
 
     def store(self, layer: int, k: Tensor, v: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,12 +103,12 @@ class ModelRunner:
     def sample(self, hidden: Tensor, requests: Sequence[Request], num_computed_tokens: int | None = None) -> Launched:
         """Next token of each request from the hidden state [N, hidden_size] of its newest token."""
         if not requests:
-            return Launched([], None, num_computed_tokens)
+            return Launched([], None, num_computed_tokens, self.device)
         logits = self.model.logits(hidden)
         params = [r.params for r in requests]
         uniforms = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
         banned = [self._banned(request) for request in requests]
-        return Launched(requests, sample(logits, params, uniforms, banned), num_computed_tokens)
+        return Launched(requests, sample(logits, params, uniforms, banned), num_computed_tokens, self.device)
 
     def _banned(self, request: Request) -> tuple[int, ...]:
         """What must not come yet: whatever would end the request before its min_tokens."""

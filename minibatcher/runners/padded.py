@@ -18,8 +18,7 @@ class PaddedRunner(ModelRunner):
     same. Each request's keys and values lie in one slot, which is one block of the pool.
     """
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan) -> Launched:
         width, num_rows = plan.width, len(plan.num_tokens)
         token_ids = np.full((num_rows, width), self.config.pad_token_id or 0, dtype=np.int64)
         starts, slots, newest, sampled = [], [], [], []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..attention import RaggedBatch
@@ -26,10 +25,10 @@ class RaggedRunner(ModelRunner):
     def allocate(self) -> None:
         super().allocate()
         if self.graphs is not None:
-            self.graphs.capture(self.forward)
+            with self.on_device():
+                self.graphs.capture(self.forward)
 
-    @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Launched:
+    def _launch(self, plan: StepPlan) -> Launched:
         step = pack(plan, self.kv)
         done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
         newest = (np.cumsum(step.query_lens) - 1)[[i for i, _ in done]]
