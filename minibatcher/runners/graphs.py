@@ -34,11 +34,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 def record_cuda_graph(run: Callable[[], Tensor], memory: tuple | None) -> Recording:
     """Record what `run` puts on the device. memory: a pool that recordings share, since one runs at a time."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        run()  # compiles kernels and sets up libraries, which can't be recorded
-    torch.cuda.current_stream().wait_stream(aside)
+    run()  # compiles kernels and sets up libraries, which can't be recorded
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=memory):
         out = run()
