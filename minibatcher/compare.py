@@ -85,12 +85,18 @@ def _special_ids(model: LoadedModel) -> tuple[int, ...]:
 def _warm_up(engine: Engine, model: LoadedModel) -> None:
     """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run.
 
-    On a GPU, where a kernel is compiled when a step first needs it: steps from a full batch down to a single row.
+    On a GPU, where a kernel is compiled when a step first needs it: steps from a full batch down to a single row, and
+    one more request whose context is long enough to be split among programs. Not with slots: there a lone request waits
+    for company, and contexts count as long from the start.
     """
-    room = min(engine.max_model_len, engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size)
+    scheduler = engine.scheduler
+    room = min(engine.max_model_len, scheduler.kv.num_blocks * scheduler.kv.block_size)
     length = max(1, min(32, room - 4))
     most = min(4, room - length)
-    for i in range(engine.scheduler.config.max_num_seqs if model.device.type == "cuda" else 2):
+    lengths = [length] * (scheduler.config.max_num_seqs if model.device.type == "cuda" else 2)
+    if model.device.type == "cuda" and scheduler.kv_layout == "paged":
+        lengths.append(max(1, min(256, room - most)))
+    for i, length in enumerate(lengths):
         prompt = [(7 * i + j) % model.config.vocab_size for j in range(length)]
         params = SamplingParams(max_tokens=most if i == 0 else max(1, most - 1), ignore_eos=True)
         engine.add(prompt, params, request_id=f"warm-up-{i}")
