@@ -8,6 +8,7 @@ import torch
 
 from .ahead import AheadEngine
 from .attention.choose import AttentionBackend, choose_attention
+from .attention.triton_support import is_interpreted
 from .clock import WallClock
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
@@ -119,7 +120,7 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
 def _check_graphs(model: LoadedModel, attention: AttentionBackend) -> None:
     if model.device.type != "cuda":
         raise DeviceError(f"cuda_graphs needs a CUDA GPU, and the model is on {model.device}")
-    if not attention.capturable:
+    if not attention.capturable or is_interpreted():
         raise DeviceError(
             f"cuda_graphs needs attention kernels that read lengths on the device, as triton's do; {attention.name} "
             f"was chosen ({attention.why})"
@@ -161,16 +162,22 @@ def _make_kv(
     if tokens is None:
         bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
         most = config.max_num_seqs * max_model_len
-        # SDPA copies a layer's keys and values out of the pool; our kernels read them where they lie.
-        workspace = 0 if attention.name.startswith("triton") else most * bytes_per_token // model.config.num_layers
+        workspace = 0  # our kernels read keys and values where they lie
+        if attention.name != "triton":
+            # SDPA copies a layer's out of the pool, and repeats those of prompts for each query head: of all rows of a
+            # rectangle at once, of packed rows one by one.
+            group = model.config.num_heads // model.config.num_kv_heads
+            copied = most + group * (most if cls.kv_layout == "slots" else max_model_len)
+            workspace = copied * bytes_per_token // model.config.num_layers
         longest_step = _longest_step(cls, max_model_len, config)
         room = kv_pool_bytes(model, longest_step, config.max_num_seqs, workspace, options.gpu_memory_utilization)
         tokens = min(most, room // bytes_per_token)
         if tokens < options.block_size:
+            on_gpu = "; or raise gpu_memory_utilization, or drop engines built before"
             raise DeviceError(
                 f"there is no memory left for a KV pool on {model.device}, beside the model and steps of up to "
                 f"{longest_step:,} tokens; lower max_model_len, max_num_seqs or max_num_batched_tokens"
-                + (", or raise gpu_memory_utilization" if model.device.type == "cuda" else "")
+                + (on_gpu if model.device.type == "cuda" else "")
             )
     return make_kv(
         cls.kv_layout,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 
 from .model.loader import LoadedModel
+from .model.sampling import sample
+from .request import SamplingParams
 
 CPU_SHARE = (
     4  # on a CPU the pool may take a quarter of the free memory: the rest belongs to the reader's other programs
@@ -47,9 +49,10 @@ def measure_activations(model: LoadedModel, num_tokens: int, num_seqs: int) -> i
 
 
 def _sample_from(model: LoadedModel, zeros: torch.Tensor) -> torch.Tensor:
-    """What sampling keeps in memory at its worst."""
+    """Sampling at its worst: each row with all that a request may ask for."""
+    num_seqs = len(zeros)
     logits = model.model.logits(model.model.embed_tokens(zeros))
-    return torch.softmax(logits.sort(dim=-1).values, dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    return sample(logits, [SamplingParams(temperature=1.0, top_p=0.9)] * num_seqs, [0.5] * num_seqs, [[0]] * num_seqs)
 
 
 def _peak(model: LoadedModel, run: Callable[[torch.Tensor], torch.Tensor], length: int) -> int:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from fakes import fake_engine  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from minibatcher import Engine, SamplingParams  # noqa: E402
-from minibatcher.attention import RaggedBatch, choose_attention, reference, store_kv  # noqa: E402
+from minibatcher.attention import RaggedBatch, choose_attention, reference, sdpa, store_kv  # noqa: E402
 from minibatcher.attention.choose import AttentionBackend  # noqa: E402
-from minibatcher.build import assemble_engine  # noqa: E402
+from minibatcher.build import _check_graphs, assemble_engine  # noqa: E402
+from minibatcher.compare import _warm_up  # noqa: E402
 from minibatcher.errors import DeviceError, InvalidParameter  # noqa: E402
 from minibatcher.kv import BlockKV, SlotKV  # noqa: E402
-from minibatcher.memory import gpu_pool_bytes  # noqa: E402
+from minibatcher.memory import _sample_from, gpu_pool_bytes, kv_pool_bytes  # noqa: E402
 from minibatcher.model.loader import LoadedModel, empty_model, load_model  # noqa: E402
 from minibatcher.request import Request  # noqa: E402
 from minibatcher.runners.graphs import DecodeGraphs, graph_sizes  # noqa: E402
@@ -263,3 +268,114 @@ def test_the_interpreter_refuses_bfloat16():
 def test_options_that_are_no_truth_values_are_refused(bard):
     with pytest.raises(InvalidParameter, match="cuda_graphs must be True or False, not 'yes'"):
         Engine.from_model(bard, cuda_graphs="yes")
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "masked", "shared"),
+    [
+        ((9, 0), torch.bfloat16, False, True),
+        ((9, 0), torch.bfloat16, True, False),
+        ((9, 0), torch.float32, False, False),
+        ((7, 5), torch.float16, False, False),
+    ],
+)
+def test_keys_are_repeated_where_flash_attention_can_not_run(monkeypatch, capability, dtype, masked, shared):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    q, keys, values = (torch.randn(2, heads, 5, 8, dtype=dtype) for heads in (6, 2, 2))
+    mask = torch.ones(5, 5, dtype=torch.bool) if masked else None
+    more_keys, more_values, gqa = sdpa.share_heads(q.as_subclass(OnGpu), keys, values, mask)
+    assert gqa is shared
+    assert more_keys.shape == (2, 2 if shared else 6, 5, 8)
+    if not shared:
+        assert torch.equal(more_keys[:, 3], keys[:, 1]) and torch.equal(more_values[:, 2], values[:, 0])
+    assert sdpa.share_heads(q, keys, values, mask) == (keys, values, True)  # on a CPU all is well
+
+
+def test_sdpa_on_a_gpu_does_without_cudnn(gpu):
+    """Its plans are made anew for every length."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        choose_attention("sdpa", "cpu", torch.float32)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        gpu((9, 0))
+        choose_attention("sdpa", "cuda", torch.bfloat16)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_graphs_are_refused_where_kernels_are_interpreted(bard, monkeypatch):
+    monkeypatch.setattr("minibatcher.build.is_interpreted", lambda: True)
+    attention = AttentionBackend("triton (interpreted)", "TRITON_INTERPRET is set", None, None, capturable=True)
+    model = SimpleNamespace(device=torch.device("cuda"))
+    with pytest.raises(DeviceError, match=r"triton \(interpreted\) was chosen \(TRITON_INTERPRET is set\)"):
+        _check_graphs(model, attention)
+
+
+def test_sampling_is_measured_at_its_worst(bard, monkeypatch):
+    """As much as a step of requests that ask for everything."""
+    seen = []
+    keep_top = "minibatcher.model.sampling.keep_top"
+    monkeypatch.setattr(keep_top, lambda logits, params: seen.append(len(params)) or logits)
+    tokens = _sample_from(bard, torch.zeros(3, dtype=torch.int64))
+    assert tokens.shape == (3,) and seen == [3] and 0 not in tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "contexts", "repeated"),
+    [("triton", "static", 0, 0), ("sdpa", "static", 4, 4), ("triton+sdpa", "continuous", 4, 1)],
+)
+def test_memory_for_what_sdpa_copies_is_set_aside(bard, monkeypatch, name, strategy, contexts, repeated):
+    """One layer's keys and values of so many contexts, and of some a copy for each query head."""
+    told = []
+    monkeypatch.setattr("minibatcher.build.choose_attention", lambda *_: AttentionBackend(name, "", None, None))
+    monkeypatch.setattr("minibatcher.build.kv_pool_bytes", lambda *args: told.append(args[3]) or kv_pool_bytes(*args))
+    assemble_engine(bard, strategy=strategy, max_num_seqs=4, max_model_len=64)
+    group = bard.config.num_heads // bard.config.num_kv_heads
+    assert told == [(contexts + group * repeated) * 64 * bard.config.kv_bytes_per_token(4) // bard.config.num_layers]
+
+
+def test_a_pool_that_does_not_fit_is_a_sentence(bard, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    engine = assemble_engine(bard, kv_cache_tokens=4096)
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(DeviceError, match=r"a KV pool of 0\.0 GiB does not fit on cpu.*lower kv_cache_tokens"):
+        engine.runner.allocate()
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3])
+@pytest.mark.parametrize("strategy", ["continuous", "chunked"])
+def test_a_warm_up_on_a_gpu_sees_full_and_single_short_and_long(strategy, max_num_seqs):
+    engine = fake_engine(strategy, num_blocks=400, max_model_len=400, max_num_seqs=max_num_seqs)
+    decodes, run = [], engine.runner.run
+
+    def noted(plan):
+        if all(n == 1 for n in plan.num_tokens.values()):
+            decodes.append([request.num_tokens for request in plan.num_tokens])
+        return run(plan)
+
+    engine.runner.run = noted
+    _warm_up(engine, SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(vocab_size=1000)))
+    assert {len(contexts) for contexts in decodes} >= {1, max_num_seqs}
+    assert min(map(max, decodes)) < 64
+    assert any(max(contexts) > 256 for contexts in decodes)
+
+
+def test_the_gpu_of_the_model_is_the_current_one_in_a_step(bard, monkeypatch):
+    """Triton launches on the current device, wherever the tensors are."""
+    runner = assemble_engine(bard, kv_cache_tokens=4096).runner
+    entered = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
+    monkeypatch.setattr(runner, "_launch", lambda plan: torch.is_inference_mode_enabled())
+    assert runner.launch(None) is True and entered == []
+    runner.device = torch.device("cuda:1")
+    assert runner.launch(None) is True and entered == [runner.device]
