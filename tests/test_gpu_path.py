@@ -24,6 +24,7 @@ from minibatcher.memory import _sample_from, gpu_pool_bytes, kv_pool_bytes  # no
 from minibatcher.model.loader import LoadedModel, empty_model, load_model  # noqa: E402
 from minibatcher.request import Request  # noqa: E402
 from minibatcher.runners.graphs import DecodeGraphs, graph_sizes  # noqa: E402
+from minibatcher.runners.packed import TableArrays  # noqa: E402
 from minibatcher.runners.padded import PaddedRunner  # noqa: E402
 from minibatcher.runners.ragged import RaggedRunner  # noqa: E402
 from minibatcher.scheduling.base import StepPlan  # noqa: E402
@@ -379,3 +380,20 @@ def test_the_gpu_of_the_model_is_the_current_one_in_a_step(bard, monkeypatch):
     assert runner.launch(None) is True and entered == []
     runner.device = torch.device("cuda:1")
     assert runner.launch(None) is True and entered == [runner.device]
+
+
+def test_block_tables_follow_growth_preemption_and_departure():
+    kv = BlockKV(20, 4)
+    tables = TableArrays(kv)
+    a, b = (Request(name, [1, 2, 3]) for name in "ab")
+    assert kv.allocate("a", 9) and kv.allocate("b", 3)
+    for grown in (9, 10, 13, 30):
+        assert kv.allocate("a", grown)
+        assert [t.tolist() for t in tables.of([a, b])] == [kv.table("a"), kv.table("b")]
+        assert [t.tolist() for t in tables.of([b])] == [kv.table("b")]
+    kv.free("a")
+    assert kv.allocate("b", 20) and kv.allocate("a", 9)  # other blocks than before
+    assert [t.tolist() for t in tables.of([b, a])] == [kv.table("b"), kv.table("a")]
+    kv.free("a")
+    assert kv.allocate("a", 9) and tables.of([a])[0].tolist() == kv.table("a")
+    assert tables.of([a])[0].dtype == np.int32

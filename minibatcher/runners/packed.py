@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..kv.blocks import BlockKV
+from ..request import Request
 from ..scheduling.base import StepPlan
 
 
@@ -36,25 +38,53 @@ class PackedStep:
         return np.concatenate([[0], np.cumsum(self.query_lens)]).astype(np.int32)
 
 
-def pack(plan: StepPlan, kv: BlockKV) -> PackedStep:
+class TableArrays:
+    """Block tables as int32 arrays, brought up to date by what was added.
+
+    A long context has hundreds of blocks, and turning their lists into arrays at every step would take longer than all
+    the rest of packing.
+    """
+
+    def __init__(self, kv: BlockKV) -> None:
+        self._kv = kv
+        self._known: dict[str, tuple[list[int], np.ndarray]] = {}
+
+    def of(self, requests: Iterable[Request]) -> list[np.ndarray]:
+        """The whole table of each request, int32. Those of requests that are not asked for are forgotten."""
+        known = {}
+        for request in requests:
+            table = self._kv.table(request.request_id)
+            before, array = self._known.get(request.request_id, (None, None))
+            if before is not table:  # another list: the request is new, or came back from a preemption
+                array = np.array(table, dtype=np.int32)
+            elif len(array) < len(table):
+                array = np.concatenate([array, np.array(table[len(array) :], dtype=np.int32)])
+            known[request.request_id] = table, array
+        self._known = known
+        return [array for _, array in known.values()]
+
+
+def pack(plan: StepPlan, tables: TableArrays, block_size: int) -> PackedStep:
     """Lay the tokens of a plan's requests end to end, in the plan's order."""
-    size = kv.block_size
     token_ids: list[int] = []
-    positions, slots, query_lens, context_lens, tables = [], [], [], [], []
-    for request, num_tokens in plan.num_tokens.items():
+    positions, slots, query_lens, context_lens, used = [], [], [], [], []
+    for (request, num_tokens), table in zip(plan.num_tokens.items(), tables.of(plan.num_tokens)):
         start = request.num_computed_tokens
         stop = start + num_tokens
-        table = np.array(kv.table(request.request_id), dtype=np.int64)[: -(-stop // size)]
-        position = np.arange(start, stop)
+        if num_tokens == 1:  # most rows are decodes, and plain numbers are faster than arrays of one
+            positions.append([start])
+            slots.append([int(table[start // block_size]) * block_size + start % block_size])
+        else:
+            position = np.arange(start, stop)
+            positions.append(position)
+            slots.append(table[position // block_size].astype(np.int64) * block_size + position % block_size)
         token_ids += request.token_slice(start, stop)
-        positions.append(position)
-        slots.append(table[position // size] * size + position % size)
         query_lens.append(num_tokens)
         context_lens.append(stop)
-        tables.append(table)
-    block_tables = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for i, table in enumerate(tables):
-        block_tables[i, : len(table)] = table
+        used.append(table[: -(-stop // block_size)])
+    block_tables = np.zeros((len(used), max(map(len, used))), dtype=np.int32)
+    for row, table in zip(block_tables, used):
+        row[: len(table)] = table
     return PackedStep(
         token_ids=np.array(token_ids, dtype=np.int64),
         positions=np.concatenate(positions),

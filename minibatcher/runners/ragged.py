@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from ..scheduling.base import StepPlan
 from ..transfer import to_device
 from .graphs import DecodeGraphs
 from .model import Launched, ModelRunner
-from .packed import pack
+from .packed import TableArrays, pack
 
 
 class RaggedRunner(ModelRunner):
@@ -22,6 +24,10 @@ class RaggedRunner(ModelRunner):
 
     graphs: DecodeGraphs | None = None
 
+    @cached_property
+    def tables(self) -> TableArrays:
+        return TableArrays(self.kv)
+
     def allocate(self) -> None:
         super().allocate()
         if self.graphs is not None:
@@ -29,7 +35,7 @@ class RaggedRunner(ModelRunner):
                 self.graphs.capture(self.forward)
 
     def _launch(self, plan: StepPlan) -> Launched:
-        step = pack(plan, self.kv)
+        step = pack(plan, self.tables, self.kv.block_size)
         done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
         newest = (np.cumsum(step.query_lens) - 1)[[i for i, _ in done]]
         requests = [request for _, request in done]
