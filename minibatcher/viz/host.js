@@ -32,15 +32,20 @@ function render({ model, el }) {
   return () => { clearTimeout(timer); save(); model.off("msg:custom", onMessage); handle.destroy && handle.destroy(); };
 }
 
-// Without a kernel: the picture takes the place of the still one inside `root`.
-function mountInline(root, data, layout, base64) {
-  const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));
-  const el = document.createElement("div");
+// Without a kernel: the picture takes the place of the still one inside its root. A notebook may hold the same id twice
+// (an output shown in a second view, or left from an earlier session): each script takes a root that is still free.
+function mountInline(id, data, layout, base64) {
+  const root = [...document.querySelectorAll(`[id="${id}"]`)].find(element => !element.dataset.mounted);
+  if (!root) return;
+  root.dataset.mounted = "true";
+  const still = [...root.children], el = document.createElement("div");
+  root.append(el);
   try {
-    const handle = mount(el, { data, arrays: unpack(layout, bytes) }, () => {});
-    root.replaceChildren(el);
-    return handle;
+    const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));
+    mount(el, { data, arrays: unpack(layout, bytes) }, () => {});
+    still.forEach(element => element.remove());
   } catch (error) {
-    console.error(error);  // the still picture stays
+    console.error(error);
+    el.remove();  // the still picture stays
   }
 }

@@ -55,7 +55,7 @@ class Interactive:
         root = f"minibatcher-{self.module}-{next(_numbers)}"
         arguments = ", ".join(
             [
-                f'document.getElementById("{root}")',
+                json.dumps(root),
                 _script_json(self.data),
                 _script_json(layout),
                 json.dumps(base64.b64encode(packed).decode("ascii")),
