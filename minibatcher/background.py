@@ -44,6 +44,10 @@ class BackgroundRun:
         self.error: BaseException | None = None  # what ended the run, if anything did before its time
 
     @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    @property
     def running(self) -> bool:
         return self._serving
 
@@ -75,10 +79,22 @@ class BackgroundRun:
         """End one request. False if it has ended already or has not arrived."""
         return self.call(lambda: self.engine.abort(request_id))
 
+    def post(self, function: Callable[[], Any]) -> None:
+        """Run `function` between two steps, without waiting for it: for callers that must not be held up."""
+        with self._gate:
+            if self._serving:
+                self._jobs.put((function, Future()))
+                return
+        function()
+
     def stop(self) -> None:
         """End the run after the step at hand; requests that are left are aborted. Returns when it has ended."""
-        self._stop.set()
+        self.request_stop()
         self.wait()
+
+    def request_stop(self) -> None:
+        """The same without waiting."""
+        self._stop.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until the run has ended, or for `timeout_s` seconds; says whether it has."""
