@@ -22,7 +22,7 @@ from .interactive import Interactive
 from .palette import HATCHES, LABELS, PADDING, REQUEST_COLOURS, tint
 from .plots import HATCH_GREY, LEGEND, STRENGTH
 
-ORDERS = {"arrival": "as they came", "sorted": "sorted by length", "bucketed": "bucketed"}
+ORDERS = {"arrival": "as they came", "sorted": "sorted by prompt", "bucketed": "bucketed by prompt"}
 VIEWS = {"padded": "padded batches", "packed": "packed", "chunked": "steps with a token budget"}
 MAX_REQUESTS = 256  # what a picture can show
 MAX_LENGTH = 131_072
