@@ -1,0 +1,202 @@
+"""Who owns which part of the KV pool at one moment: contiguous slices a slot, and blocks wherever one was free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path
+
+from ..errors import InvalidParameter
+from ..kv import BlockKV
+from ..numeric import is_number
+from ..timeline import RowState, Timeline
+from .kv import UNUSED_HATCH, UNUSED_INK, block_size
+from .palette import HATCHES, LABELS, request_colour, tint
+from .sheet import by_name, clocks, finish, headline, new_sheet, panel_title, percent, plain, short
+
+USED, ENDED, UNUSED = 0.8, 0.35, 0.15  # strength of the owner's colour
+MOST_ROWS = 24  # of a drawn pool
+
+
+class Piece(NamedTuple):
+    """Tokens `start` to `stop` of the pool, all of one owner and one kind: "used", "ended" or "unused"."""
+
+    start: int
+    stop: int
+    owner: str
+    kind: str
+
+
+def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float | None = None) -> Figure:
+    """The KV pools of runs as maps, a panel a run, equal areas for equal numbers of tokens.
+
+    A run whose header says kv_layout "slots" owns a slice a slot; any other owns blocks, placed by the package's own
+    BlockKV, which is led through the record (`tables_at`).
+    time: seconds since the first arrival; None is when the last of the runs given holds most tokens.
+    Raises InvalidParameter.
+    """
+    runs = by_name(timelines, "a memory map")
+    if time is None:
+        last = list(runs.values())[-1]
+        fullest = max(last.steps, key=lambda step: step.kv_tokens)
+        time = fullest.start - last.span[0]
+    if not is_number(time) or time < 0:
+        raise InvalidParameter(f"time must be a number of seconds of at least 0, not {time!r}")
+    maps = {name: pieces_at(timeline, _position(timeline, time)) for name, timeline in runs.items()}
+    pools = {name: _pool(timeline) for name, timeline in runs.items()}
+    wide = _row_tokens(runs, max(pools.values()))
+    rows = {name: -(-pool // wide) for name, pool in pools.items()}
+    figure = new_sheet(2.0 + 0.16 * max(8, max(rows.values())))
+    sentences = []
+    for ax, (name, timeline) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items()):
+        sums = {kind: sum(p.stop - p.start for p in maps[name] if p.kind == kind) for kind in KINDS}
+        slots = timeline.header.get("kv_layout") == "slots"
+        size = block_size(timeline)
+        _draw_pool(ax, maps[name], pools[name], wide, size)
+        ax.set(xlim=(0, wide), ylim=(max(rows.values()), 0), facecolor="#e8e8e8")
+        ax.set_xlabel("tokens")
+        ax.set_ylabel(
+            f"slot, {plain(size)} tokens each" if slots and size == wide else f"pool, rows of {plain(wide)} tokens"
+        )
+        ax.xaxis.set_major_formatter(lambda value, _: plain(value))
+        ax.locator_params(axis="both", nbins=5, integer=True)
+        owners = len({piece.owner for piece in maps[name]})
+        what = "contiguous slices" if slots else f"blocks of {plain(size)} tokens"
+        told = f"{plain(owners)} requests, {percent(sums['unused'] / pools[name])} reserved but unused"
+        panel_title(ax, f"{name}, {what}\n{told}")
+        ended = f", {percent(sums['ended'] / pools[name])} held for requests that have ended" if sums["ended"] else ""
+        sentences.append(
+            f"{name} ({what}) holds {plain(owners)} requests: {percent(sums['used'] / pools[name])} of a pool of "
+            f"{plain(pools[name])} tokens used, {percent(sums['unused'] / pools[name])} reserved but unused{ended}"
+        )
+    keys = [_key(kind) for kind in KINDS if any(piece.kind == kind for pieces in maps.values() for piece in pieces)]
+    keys.append(Patch(facecolor="white", edgecolor="#bbbbbb", label="free"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=4, frameon=False)
+    when = f"{short(time)} s after the first arrival, {clocks(runs.values())}"
+    headline(figure, f"Who owns the KV pool {when}; colours tell requests apart")
+    return finish(figure, f"Memory map of the KV pool {when}. {'. '.join(sentences)}.")
+
+
+KINDS = ("used", "ended", "unused")
+_HATCHES = {"ended": HATCHES[RowState.FINISHED], "unused": UNUSED_HATCH}
+_STRENGTHS = {"used": USED, "ended": ENDED, "unused": UNUSED}
+_LABELS = {"used": "in use", "ended": LABELS[RowState.FINISHED], "unused": "reserved, unused"}
+
+
+def pieces_at(timeline: Timeline, position: int) -> list[Piece]:
+    """Who owns what while `steps[position]` runs. Raises InvalidParameter."""
+    size, step = block_size(timeline), timeline.steps[position]
+    if timeline.header.get("kv_layout") == "slots":
+        tables = {row.request_id: [row.slot] for row in step.rows}
+    else:
+        tables = tables_at(timeline, position)
+    pieces = []
+    for row in step.rows:
+        kind = "ended" if row.state is RowState.FINISHED else "used"
+        for i, block in enumerate(tables.get(row.request_id, ())):
+            begin = block * size
+            full = begin + min(size, max(0, row.context - i * size))
+            pieces += [Piece(begin, full, row.request_id, kind), Piece(full, begin + size, row.request_id, "unused")]
+    return [piece for piece in pieces if piece.start < piece.stop]
+
+
+def tables_at(timeline: Timeline, position: int) -> dict[str, list[int]]:
+    """Request → its blocks while `steps[position]` runs, as a BlockKV hands them out that is led through the record.
+
+    A record tells how many blocks are in use, and each request's tokens, but no table. Prompts get their blocks whole
+    when they are let in, as this package's schedulers do it; where that does not give the recorded number of blocks,
+    only as they are computed. Raises InvalidParameter where a record overfills its own pool.
+    """
+    lazy = None
+    for whole_prompts in (True, False):
+        tables = _replay(timeline, position, whole_prompts)
+        if tables is not None and sum(map(len, tables.values())) == timeline.steps[position].kv_used_blocks:
+            return tables
+        lazy = tables
+    if lazy is None:
+        raise InvalidParameter("the requests of this record need more blocks than its pool has: it can't be drawn")
+    return lazy
+
+
+def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str, list[int]] | None:
+    first = timeline.steps[0]
+    kv = BlockKV(first.kv_used_blocks + first.kv_free_blocks, block_size(timeline))
+    holding: list[str] = []
+    ended: list[str] = []
+    for step in timeline.steps[: position + 1]:
+        staying = {row.request_id for row in step.rows}
+        for name in dict.fromkeys([*ended, *step.preempted, *holding]):
+            if name not in staying:
+                kv.free(name)
+        for row in step.rows:
+            tokens = row.context
+            if whole_prompts and row.state is RowState.PREFILL:
+                record = timeline.requests[row.request_id]
+                tokens = max(tokens, record.num_prompt_tokens + sum(t <= step.start for t in record.token_times))
+            if not kv.allocate(row.request_id, tokens):
+                return None
+        holding, ended = [row.request_id for row in step.rows], step.finished
+    return {name: list(kv.table(name)) for name in holding}
+
+
+def _position(timeline: Timeline, time: float) -> int:
+    """The last step begun by then."""
+    starts = np.array([step.start for step in timeline.steps]) - timeline.span[0]
+    return max(0, int(np.searchsorted(starts, time + 1e-9)) - 1)
+
+
+def _pool(timeline: Timeline) -> int:
+    first = timeline.steps[0]
+    return block_size(timeline) * (first.kv_used_blocks + first.kv_free_blocks)
+
+
+def _row_tokens(runs: Mapping[str, Timeline], pool: int) -> int:
+    """Tokens in a drawn row: whole slices where there are any, else whole blocks, in a readable number of rows."""
+    sizes = {t.header.get("kv_layout") == "slots": block_size(t) for t in runs.values()}
+    unit, most = (sizes[True], MOST_ROWS) if True in sizes else (sizes[False], 16)
+    return unit * -(-pool // (most * unit))
+
+
+def _draw_pool(ax: Axes, pieces: list[Piece], pool: int, wide: int, size: int) -> None:
+    _draw(ax, [Piece(0, pool, "", "free")], wide, "white", None, edge="#cccccc", gap=0.0)
+    for kind in KINDS:
+        chosen = [piece for piece in pieces if piece.kind == kind]
+        colours = [tint(request_colour(piece.owner), _STRENGTHS[kind]) for piece in chosen]
+        _draw(
+            ax,
+            chosen,
+            wide,
+            colours,
+            _HATCHES.get(kind),
+            edge="white" if kind == "used" and wide <= 64 * size else "none",
+        )
+
+
+def _draw(ax: Axes, pieces: list[Piece], wide: int, colours, hatch: str | None, edge: str, gap: float = 0.06) -> None:
+    """Pieces as boxes, broken where a drawn row ends. gap: above and below, in rows."""
+    boxes, fill = [], []
+    for i, piece in enumerate(pieces):
+        start = piece.start
+        while start < piece.stop:
+            row = start // wide
+            stop = min(piece.stop, (row + 1) * wide)
+            left, right = start - row * wide, stop - row * wide
+            low, high = row + gap, row + 1 - gap
+            boxes.append([(left, low), (right, low), (right, high), (left, high)])
+            fill.append(colours if isinstance(colours, str) else colours[i])
+            start = stop
+    ax.add_collection(PolyCollection(boxes, facecolors=fill, edgecolors=edge, linewidths=0.5), autolim=False)
+    if hatch and boxes:
+        path = Path.make_compound_path(*(Path([*box, box[0]], closed=True) for box in boxes))
+        ax.add_patch(PathPatch(path, facecolor="none", edgecolor=UNUSED_INK, linewidth=0, hatch=hatch))
+
+
+def _key(kind: str) -> Patch:
+    face = tint("#0072B2", _STRENGTHS[kind])
+    return Patch(facecolor=face, edgecolor=UNUSED_INK, linewidth=0.5, hatch=_HATCHES.get(kind), label=_LABELS[kind])
