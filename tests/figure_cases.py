@@ -17,6 +17,7 @@ from minibatcher.runners.roofline import CostModel
 from minibatcher.simulate import run_simulation
 from minibatcher.timeline import Timeline
 from minibatcher.viz.cover import draw as draw_cover
+from minibatcher.viz.padding import plot_padding
 from minibatcher.workload import load_workload
 
 STRATEGIES = ("static", "dynamic", "continuous", "chunked")
@@ -129,5 +130,7 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("plot_memory_map", "large", lambda: viz.plot_memory_map({n: large()[n] for n in ("static", "chunked")})),
     ("plot_strategy_spread", "small", lambda: viz.plot_strategy_spread(repeats(1))),
     ("plot_strategy_spread", "large", lambda: viz.plot_strategy_spread(repeats(5))),
-    ("draw_cover", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),
+    ("plot_padding", "two", plot_padding),
+    ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
+    ("draw", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),
 ]  # fmt: skip

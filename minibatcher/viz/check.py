@@ -24,20 +24,8 @@ SHORTEST_ALT = 40  # characters
 # An axis label holds one of these. Counted things are units too: «slot», «requests».
 UNITS = {
     *("s", "ms", "µs", "min", "h", "%", "share", "times", "bytes", "byte", "KiB", "MiB", "GiB", "GB", "W", "J"),
-    *(
-        "token",
-        "tokens",
-        "tokens/s",
-        "request",
-        "requests",
-        "requests/s",
-        "sequences",
-        "slot",
-        "slots",
-        "step",
-        "steps",
-    ),
-    *("rows", "blocks", "FLOPs", "FLOP/s", "GFLOP/s", "TFLOP/s", "B/s", "GB/s", "TB/s"),
+    *("token", "tokens", "tokens/s", "request", "requests", "requests/s", "sequences", "slot", "slots", "step"),
+    *("steps", "rows", "blocks", "FLOPs", "FLOP/s", "GFLOP/s", "TFLOP/s", "B/s", "GB/s", "TB/s"),
 }
 _PALETTE = np.array([to_rgb(colour) for colour in OKABE_ITO.values()])
 

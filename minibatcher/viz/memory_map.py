@@ -18,9 +18,10 @@ from ..numeric import is_number
 from ..timeline import RowState, Timeline
 from .kv import UNUSED_HATCH, UNUSED_INK, block_size
 from .palette import HATCHES, LABELS, request_colour, tint
-from .sheet import by_name, clocks, finish, headline, new_sheet, panel_title, percent, plain, short
+from .sheet import WIDTH, by_name, clocks, finish, headline, new_sheet, panel_title, percent, plain, short
 
 USED, ENDED, UNUSED = 0.8, 0.35, 0.15  # strength of the owner's colour
+OUTSIDE = "#e8e8e8"
 MOST_ROWS = 24  # of a drawn pool
 
 
@@ -59,13 +60,16 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
         slots = timeline.header.get("kv_layout") == "slots"
         size = block_size(timeline)
         _draw_pool(ax, maps[name], pools[name], wide, size)
-        ax.set(xlim=(0, wide), ylim=(max(rows.values()), 0), facecolor="#e8e8e8")
+        _name_owners(ax, maps[name], wide, points=72 * (WIDTH / len(runs) - 0.7))
+        ax.set(xlim=(0, wide), ylim=(max(rows.values()), 0), facecolor=OUTSIDE)
         ax.set_xlabel("tokens")
         ax.set_ylabel(
             f"slot, {plain(size)} tokens each" if slots and size == wide else f"pool, rows of {plain(wide)} tokens"
         )
         ax.xaxis.set_major_formatter(lambda value, _: plain(value))
-        ax.locator_params(axis="both", nbins=5, integer=True)
+        ax.locator_params(axis="x", nbins=5, integer=True)
+        numbers = range(0, max(rows.values()), max(1, max(rows.values()) // 6))
+        ax.set_yticks([number + 0.5 for number in numbers], [str(number) for number in numbers])
         owners = len({piece.owner for piece in maps[name]})
         what = "contiguous slices" if slots else f"blocks of {plain(size)} tokens"
         told = f"{plain(owners)} requests, {percent(sums['unused'] / pools[name])} reserved but unused"
@@ -77,7 +81,9 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
         )
     keys = [_key(kind) for kind in KINDS if any(piece.kind == kind for pieces in maps.values() for piece in pieces)]
     keys.append(Patch(facecolor="white", edgecolor="#bbbbbb", label="free"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=4, frameon=False)
+    if min(pools.values()) < wide * max(rows.values()):
+        keys.append(Patch(facecolor=OUTSIDE, label="no part of the pool"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=5, frameon=False)
     when = f"{short(time)} s after the first arrival, {clocks(runs.values())}"
     headline(figure, f"Who owns the KV pool {when}; colours tell requests apart")
     return finish(figure, f"Memory map of the KV pool {when}. {'. '.join(sentences)}.")
@@ -176,6 +182,17 @@ def _draw_pool(ax: Axes, pieces: list[Piece], pool: int, wide: int, size: int) -
             _HATCHES.get(kind),
             edge="white" if kind == "used" and wide <= 64 * size else "none",
         )
+
+
+def _name_owners(ax: Axes, pieces: list[Piece], wide: int, points: float) -> None:
+    """Write the owner into pieces with room for it. points: about the width of a drawn row."""
+    for piece in pieces:
+        row, left = divmod(piece.start, wide)
+        inside = min(piece.stop, (row + 1) * wide) - piece.start
+        if piece.kind != "unused" and inside / wide * points > 6.0 * (len(piece.owner) + 1):
+            ax.text(
+                left + inside / 2, row + 0.5, piece.owner, ha="center", va="center", fontsize=7.5, clip_on=True
+            )  # fmt: skip
 
 
 def _draw(ax: Axes, pieces: list[Piece], wide: int, colours, hatch: str | None, edge: str, gap: float = 0.06) -> None:

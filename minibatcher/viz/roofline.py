@@ -23,6 +23,11 @@ KINDS = {  # of steps: colour, marker
     "mixed": (OKABE_ITO["bluish green"], "s"),
 }
 
+ABOVE = {  # why a step can be there, by the run's clock
+    "measured": "a cache held what counts here as read from memory, or the machine was measured at less than its best",
+    "simulated": "the run was simulated for another machine than this roof's",
+}
+
 
 def step_points(timeline: Timeline, cost: CostModel) -> dict[str, np.ndarray]:
     """Kind of step → rows of (FLOPs per byte read, FLOP/s achieved). Padding counts: the device works on it too."""
@@ -93,10 +98,8 @@ def plot_roofline(timeline: Timeline, cost: CostModel) -> Figure:
         if len(found)
     ]
     if beyond:
-        facts.append(
-            f"above the roof: {counted(beyond, 'step')}, which read from a cache what counts as read from memory"
-        )
-        panel_title(ax, f"{roof}; {counted(beyond, 'step')} above it, fed from a cache")
+        facts.append(f"above the roof: {counted(beyond, 'step')}; {ABOVE[timeline.clock]}")
+        panel_title(ax, f"{roof}; {counted(beyond, 'step')} above it")
     return finish(
         figure,
         f"Roofline of {machine} ({whose}): {si(bandwidth, 'B/s')}, {si(rate, 'FLOP/s')} in {cost.dtype}, ridge at "
