@@ -1,7 +1,7 @@
 """A timeline as few and flat numbers, which a browser draws fast: columns of steps, runs of slots, requests' stories.
 
 Columns: one value a column (a step, or several where there are more steps than columns). Runs: a slot that did one
-thing for one request over neighbouring columns. Times are seconds on the engine's clock, and the axis begins at `origin`.
+thing for one request over neighbouring columns. Times are seconds on the engine's clock; the axis begins at `origin`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _trace(timeline: Timeline, first: int, size: int) -> tuple[dict[str, Any], A
         "num_steps": len(timeline.steps),
         "bin": size,
         "kv_blocks": max((s.kv_used_blocks + s.kv_free_blocks for s in steps), default=0),
+        "fields": REQUEST_FIELDS,
         "requests": [_story(known[r.request_id], r, reasons.get(r.request_id, "")) for r in changed]
         + [_nameless(i, name) for name, i in known.items() if name not in timeline.requests],
     }
@@ -147,8 +148,9 @@ def _runs(groups: list[list[StepRecord]], first: int, known: dict[str, int]) -> 
             run = open_runs[slot] = [slot, column, column + 1, request, number, share]
             done.append(run)
     table = np.array(done, np.int32).reshape(-1, 6)
-    names = ("run_slot", "run_first", "run_last", "run_request", "run_state", "run_share")
-    return {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
+    names = ("run_slot", "run_first", "run_last", "run_request")
+    arrays = {name: np.ascontiguousarray(table[:, i]) for i, name in enumerate(names)}
+    return arrays | {"run_state": table[:, 4].astype(np.uint8), "run_share": table[:, 5].astype(np.uint8)}
 
 
 def _cells(group: list[StepRecord]) -> Iterable[tuple[int, str, RowState, int]]:
@@ -216,6 +218,8 @@ def _reasons(steps: list[StepRecord], requests: list[RequestRecord]) -> dict[str
         reason = max(counts, key=counts.get, default=None)
         if reason is not None and counts[reason]:
             out[r.request_id] = f"behind others in the queue: {reason}"
+        elif low == high and low and steps[low - 1].end > r.arrival_time:
+            out[r.request_id] = "a step was under way"
     return out
 
 
