@@ -14,7 +14,7 @@ const aligned = view => new Uint8Array(view ? view.buffer.slice(view.byteOffset,
 
 // anywidget's entry.
 function render({ model, el }) {
-  const source = () => ({ data: model.get("data"), arrays: unpack(model.get("layout"), aligned(model.get("packed"))) });
+  const source = () => ({ data: model.get("data"), arrays: unpack(model.get("parts"), aligned(model.get("packed"))) });
   let wanted = null, timer = 0;
   const save = () => {
     timer = 0;
@@ -24,6 +24,7 @@ function render({ model, el }) {
     wanted = { ...wanted, ...values };
     if (!timer) timer = setTimeout(save, 250);
   };
+  el.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes keys such as Enter away from the picture's controls
   const handle = mount(el, source(), notify);
   const onMessage = (message, buffers) => {
     if (handle.receive) handle.receive(message, unpack(message.layout || [], aligned(buffers && buffers[0])));
@@ -39,6 +40,7 @@ function mountInline(id, data, layout, base64) {
   if (!root) return;
   root.dataset.mounted = "true";
   const still = [...root.children], el = document.createElement("div");
+  el.dataset.lmSuppressShortcuts = "true";
   root.append(el);
   try {
     const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));

@@ -67,9 +67,10 @@ class Interactive:
             f'<script type="module">\n{module_source(self.module)}\nmountInline({arguments});\n</script>'
         )
 
-    def page(self, title: str) -> str:
-        """A whole HTML document: one file that a reader can mail."""
-        return PAGE.format(title=html.escape(title), body=self.html(), text=html.escape(self.text))
+    def page(self, title: str, below: str = "") -> str:
+        """A whole HTML document: one file that a reader can mail. below: HTML that follows the picture."""
+        body = f"{self.html()}\n{below}"
+        return PAGE.format(title=html.escape(title), body=body, text=html.escape(self.text))
 
     def save(self, path: str | Path, title: str = "minibatcher") -> None:
         """Write `page` to a file."""
@@ -119,10 +120,10 @@ def pack(arrays: Mapping[str, np.ndarray]) -> tuple[list[dict[str, Any]], bytes]
 
 
 def module_source(module: str) -> str:
-    """The module and its host as one text, without `export`: it is put inside a page."""
+    """The module, its parts (MODULE_*.js) and its host as one text, without `export`: it is put inside a page."""
     folder = Path(__file__).parent
-    picture = (folder / f"{module}.js").read_text(encoding="utf-8").replace("export function", "function")
-    return picture + "\n" + (folder / "host.js").read_text(encoding="utf-8")
+    files = [*sorted(folder.glob(f"{module}_*.js")), folder / f"{module}.js", folder / "host.js"]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files).replace("export function", "function")
 
 
 _classes: dict[str, type] = {}
@@ -144,13 +145,13 @@ def widget_class(module: str) -> type:
     class Widget(anywidget.AnyWidget):
         _esm = module_source(module) + "\nexport default { render };\n"
         data = traitlets.Dict().tag(sync=True)
-        layout = traitlets.List().tag(sync=True)
+        parts = traitlets.List().tag(sync=True)  # not `layout`: that is every widget's size on the page
         packed = traitlets.Bytes().tag(sync=True)
         state = traitlets.Dict().tag(sync=True)
 
         def __init__(self, picture: Interactive) -> None:
-            layout, packed = pack(picture.arrays)
-            super().__init__(data=picture.data, layout=layout, packed=packed, state={})
+            parts, packed = pack(picture.arrays)
+            super().__init__(data=picture.data, parts=parts, packed=packed, state={})
 
         def tell(self, message: dict[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> None:
             """Send the picture something new; from any thread."""

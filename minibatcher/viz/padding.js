@@ -359,7 +359,7 @@ const STYLE = `
 .mb-padding .end:hover::after { left: 5px; width: 5px; }
 .mb-padding .thin .end::after { opacity: 0; }
 .mb-padding .thin:hover .end::after, .mb-padding .thin .end:focus::after { opacity: 1; }
-.mb-padding[data-moving=true] .end { visibility: hidden; }
+.mb-padding[data-moving=true] .end { opacity: 0; }
 .mb-padding .hint, .mb-padding .status { opacity: 0.8; } .mb-padding .status { min-height: 1.5em; }
 .mb-padding .alert { font-weight: 600; } .mb-padding .alert:not(:empty)::before { content: "⚠ "; }
 .mb-padding table { border-collapse: collapse; margin: 8px 0; font-variant-numeric: tabular-nums; }
@@ -435,7 +435,9 @@ export function mount(el, { data }, notify) {
   const status = make("p", { class: "status" });
   const who = make("select", { "aria-label": "request", class: "who", onchange: () => update({ selected: Number(who.value) }) });
   const number = (kind, label) => make("input", { type: "number", min: 1, max: data.max_length, "aria-label": label, class: kind,
-    onchange: event => setLength(state.selected, kind, event.target.value) });
+    onchange: event => setLength(state.selected, kind, event.target.value),
+    // JupyterLab keeps the browser from seeing a change in this key.
+    onkeydown: event => event.key === "Enter" && setLength(state.selected, kind, event.target.value) });
   const promptInput = number("prompt", "prompt, tokens"), outputInput = number("output", "answer, tokens");
   const add = make("button", { type: "button", class: "add", onclick: addRequest }, "add a request");
   const remove = make("button", { type: "button", class: "remove", onclick: () => removeRequest(state.selected) }, "remove");
@@ -601,7 +603,7 @@ export function mount(el, { data }, notify) {
     const { lengths, outputs, prefill, ended, chunked } = numbers;
     Object.assign(root.dataset, {
       view: state.view, order: state.order, workload: state.workload, selected: state.selected, requests: lengths.length,
-      batchSize: state.batchSize || lengths.length, lengths: JSON.stringify(lengths), outputs: JSON.stringify(outputs),
+      batchSize: Math.min(state.batchSize || Infinity, lengths.length), lengths: JSON.stringify(lengths), outputs: JSON.stringify(outputs),
       batches: JSON.stringify(prefill.batches), computed: prefill.computed, useful: prefill.useful, wastedShare: prefill.share,
       factors: JSON.stringify(prefill.factors), endedSteps: ended.steps, endedComputed: ended.computed,
       endedUseful: ended.useful, endedShare: ended.share, mostEnded: ended.mostEnded, shareOfSteps: ended.shareOfSteps,
@@ -702,7 +704,6 @@ export function mount(el, { data }, notify) {
         handle.setAttribute("aria-valuenow", request[kind]);
         handle.setAttribute("aria-valuetext", count(request[kind], "token", "tokens"));
         handle.dataset.request = r;
-        pic.append(handle);
       });
     }
   }
@@ -728,6 +729,7 @@ export function mount(el, { data }, notify) {
       onpointerup: endDrag, onpointercancel: endDrag,
     });
     handles.set(id, handle);
+    picture.pic.append(handle);  // once: an element that moves in the page loses focus and pointer
     return handle;
   }
 
@@ -754,7 +756,6 @@ export function mount(el, { data }, notify) {
     };
     if (!actions[event.key]) return;
     event.preventDefault();
-    event.stopPropagation();  // JupyterLab has these keys too
     actions[event.key]();
   }
 

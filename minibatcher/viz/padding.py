@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -74,7 +75,7 @@ def make_batches(
     "bucketed" is what the dynamic scheduler does: the oldest goes, with those nearest to it in length. Raises
     InvalidParameter, UnknownName.
     """
-    _check_lengths(lengths, "prompt")
+    lengths = _check_lengths(lengths, "a prompt length")
     size = len(lengths) if batch_size is None else _check_whole(batch_size, "batch_size")
     if order not in ORDERS:
         raise UnknownName("order", order, list(ORDERS))
@@ -95,7 +96,7 @@ def padding_numbers(lengths: Sequence[int], batch_size: int | None = None, order
 
     order: "arrival", "sorted" or "bucketed", see `make_batches`. Raises InvalidParameter, UnknownName.
     """
-    batches = make_batches(lengths, batch_size, order)
+    batches, lengths = make_batches(lengths, batch_size, order), [int(length) for length in lengths]
     widths = {r: max(lengths[i] for i in batch) for batch in batches for r in batch}
     computed, useful = sum(widths.values()), sum(lengths)
     factors = tuple(widths[r] / length for r, length in enumerate(lengths))
@@ -107,7 +108,7 @@ def ended_numbers(output_lengths: Sequence[int], batches: Sequence[Sequence[int]
 
     Raises InvalidParameter.
     """
-    _check_lengths(output_lengths, "output")
+    output_lengths = _check_lengths(output_lengths, "an output length")
     num_steps = computed = most_ended = steps_with_most = 0
     for batch in batches:
         ends = sorted(output_lengths[r] for r in batch)
@@ -131,8 +132,8 @@ def budget_steps(
 
     No step computes more than `budget` tokens, and none of them is padding. Raises InvalidParameter.
     """
-    _check_lengths(lengths, "prompt")
-    _check_answers(lengths, output_lengths)
+    lengths = _check_lengths(lengths, "a prompt length")
+    output_lengths = _check_answers(lengths, output_lengths)
     _check_whole(budget, "budget")
     seats = len(lengths) if max_num_seqs is None else _check_whole(max_num_seqs, "max_num_seqs")
     left, to_make = list(lengths), list(output_lengths)
@@ -174,13 +175,12 @@ def padding_view(
     batch_size: None puts all in one batch. order: see `make_batches`. view: "padded", "packed" (no padding, one row
     after another) or "chunked" (steps of at most `budget` tokens). Raises InvalidParameter, UnknownName.
     """
-    outputs = _answers(lengths, output_lengths, seed)
+    lengths, outputs = _requests(lengths, output_lengths, seed)
     _check_whole(budget, "budget")
     if view not in VIEWS:
         raise UnknownName("view", view, list(VIEWS))
     still = plot_padding(lengths, outputs, batch_size=batch_size, order=order)
-    prefill, ended = _sentences(lengths, outputs, batch_size, order)
-    start = {"lengths": list(lengths), "outputs": outputs, "batch_size": batch_size}
+    start = {"lengths": lengths, "outputs": outputs, "batch_size": batch_size}
     data = {
         "workloads": [{"name": "given", "label": _given_label(lengths), "draws": [start]}, *_workloads()],
         "order": order,
@@ -196,10 +196,8 @@ def padding_view(
         "useful_strength": STRENGTH[RowState.DECODE],
         "ended_strength": STRENGTH[RowState.FINISHED],
     }
-    alt = f"Two sets of bars, one bar a request; the wasted part of each is hatched. {prefill} {ended}"
-    return Interactive(
-        "padding", data, {}, still=still, alt=alt, text=padding_text(lengths, outputs, batch_size, order)
-    )
+    text = padding_text(lengths, outputs, batch_size, order)
+    return Interactive("padding", data, {}, still=still, alt=still.alt, text=text)
 
 
 def plot_padding(
@@ -212,9 +210,9 @@ def plot_padding(
 ) -> Figure:
     """The same standing still: a bar a request, prompts on the left, answers on the right, waste hatched.
 
-    Arguments as those of `padding_view`. Raises InvalidParameter, UnknownName.
+    `figure.alt` says it in words. Arguments as those of `padding_view`. Raises InvalidParameter, UnknownName.
     """
-    outputs = _answers(lengths, output_lengths, seed)
+    lengths, outputs = _requests(lengths, output_lengths, seed)
     batches = make_batches(lengths, batch_size, order)
     rows = len(lengths) + 0.6 * len(batches)
     figure = Figure(figsize=(11, 2.3 + min(max(0.28 * rows, 1.2), 6.5)), layout="constrained", dpi=100)
@@ -251,6 +249,8 @@ def plot_padding(
         ),
     ]
     figure.legend(handles=keys, loc="outside lower left", **LEGEND)
+    words = " ".join(_sentences(lengths, outputs, batch_size, order))
+    figure.alt = f"Two sets of bars, one bar a request; the wasted part of each is hatched. {words}"
     return figure
 
 
@@ -374,31 +374,31 @@ def _draw(num_requests: int, seed: int) -> dict[str, list[int]]:
     return {"lengths": [r.prompt_tokens for r in drawn], "outputs": [r.output_tokens for r in drawn]}
 
 
-def _answers(lengths: Sequence[int], output_lengths: Sequence[int] | None, seed: int) -> list[int]:
-    """Output lengths, checked, or drawn where none are given."""
-    _check_lengths(lengths, "prompt")
+def _requests(lengths: Sequence[int], output_lengths: Sequence[int] | None, seed: int) -> tuple[list[int], list[int]]:
+    """Lengths of prompts and answers, checked; the latter drawn where none are given."""
+    lengths = _check_lengths(lengths, "a prompt length")
     if len(lengths) > MAX_REQUESTS:
         raise InvalidParameter(f"the picture shows at most {MAX_REQUESTS} requests, not {len(lengths):,}")
     if output_lengths is None:
-        return _draw(len(lengths), seed)["outputs"]
-    _check_answers(lengths, output_lengths)
-    return list(output_lengths)
+        return lengths, _draw(len(lengths), seed)["outputs"]
+    return lengths, _check_answers(lengths, output_lengths)
 
 
-def _check_answers(lengths: Sequence[int], output_lengths: Sequence[int]) -> None:
-    _check_lengths(output_lengths, "output")
-    if len(output_lengths) != len(lengths):
-        raise InvalidParameter(f"{len(lengths)} prompts need as many output lengths, not {len(output_lengths)}")
+def _check_answers(lengths: Sequence[int], output_lengths: Sequence[int]) -> list[int]:
+    outputs = _check_lengths(output_lengths, "an output length")
+    if len(outputs) != len(lengths):
+        raise InvalidParameter(f"{len(lengths)} prompts need as many output lengths, not {len(outputs)}")
+    return outputs
 
 
-def _check_lengths(lengths: Sequence[int], what: str) -> None:
-    if not lengths:
-        raise InvalidParameter(f"at least one {what} length is needed")
+def _check_lengths(lengths: Sequence[int], what: str) -> list[int]:
+    """The lengths as plain ints; NumPy's are welcome."""
+    if not len(lengths):
+        raise InvalidParameter(f"{what} is needed for at least one request")
     for length in lengths:
-        if type(length) is not int or not 1 <= length <= MAX_LENGTH:
-            raise InvalidParameter(
-                f"a {what} length is a whole number of tokens from 1 to {MAX_LENGTH:,}, not {length!r}"
-            )
+        if not isinstance(length, int | np.integer) or isinstance(length, bool) or not 1 <= length <= MAX_LENGTH:
+            raise InvalidParameter(f"{what} is a whole number of tokens from 1 to {MAX_LENGTH:,}, not {length!r}")
+    return [int(length) for length in lengths]
 
 
 def _check_whole(value: int, name: str) -> int:
