@@ -1,17 +1,14 @@
 // Who sat in which slot doing what, played as a film: rows are slots, columns iterations (or seconds), colour is the
 // request, strength, texture and letter the state. Several runs stand above each other and move on one clock.
 //
+// slots_run.js knows what happened, slots_draw.js draws it; this file holds the controls.
 // A position on the axis is a number of iterations done, or seconds since the first arrival. State for tests is in
 // data-* attributes: of the root (axis, now, playing, speed, shown, request), and of each run (iteration, useful, ...).
 
-const FULL = 255;  // run_share of a row without padding
 const SPEEDS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];  // iterations a second
 const WHOLE_RUN_S = 15;  // the speed offered first plays a run in about this time
 const MANY = 600;  // iterations: of a longer run, half as many are seen at first
-const TALL = 640, MAX_ROW = 22, MIN_ROW = 2, LETTERED = 10;  // pixels: all rows together, and one row
-const HEAD = 16, KV = 30, FOOT = 20;  // pixels above and below the slots of a run
-const PAUSE = 0.002;  // seconds: a shorter time between two steps is the first one's
-const COUNTS = ["steps", "working", "held", "useful", "computed", "output", "places"];
+const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and one row
 
 const STYLE = `
 .mb-slots { --bg: var(--jp-layout-color0, Canvas); --fg: var(--jp-content-font-color1, CanvasText);
@@ -85,536 +82,6 @@ const TOTALS = [  // label, what it shows at a moment
   ["KV blocks", (run, m) => run.kvBlocks ? `${whole(m.kv)} of ${whole(run.kvBlocks)}` : "–"],
 ];
 
-const whole = x => x == null ? "–" : Math.round(x).toLocaleString("en-US");
-const percent = share => share == null ? "–" : `${Math.round(100 * share)} %`;
-const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
-const ratio = (part, all) => all > 0 ? part / all : null;
-
-function seconds(s) {
-  if (s == null) return "–";
-  if (Math.abs(s) < 0.9995) return `${(1000 * s).toFixed(s < 0.01 && s > 0 ? 1 : 0)} ms`;
-  return `${s < 100 ? s.toFixed(2) : whole(s)} s`;
-}
-
-// The number of sorted values that are <= x (or < x).
-function countUpTo(values, x, below = false) {
-  let low = 0, high = values.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (below ? values[middle] < x : values[middle] <= x) low = middle + 1; else high = middle;
-  }
-  return low;
-}
-
-// ---------------------------------------------------------------- a run: what happened
-
-class Run {
-  constructor(data, arrays) { this.clear(); this.add(data, arrays); }
-
-  clear() {
-    this.columns = { start: [], end: [], waiting: [], kv: [] };
-    this.sums = Object.fromEntries(COUNTS.map(name => [name, []]));  // running totals, by column
-    this.total = Object.fromEntries(COUNTS.map(name => [name, 0]));
-    this.edges = { iterations: { left: [], right: [] }, seconds: { left: [], right: [] } };
-    this.slots = []; this.marks = []; this.gaps = []; this.requests = []; this.order = [];
-    this.iterations = 0; this.kvBlocks = 0; this.film = this.strip = null;
-  }
-
-  get count() { return this.columns.start.length; }
-
-  // Takes what follows the columns that are there already, and skips what is known. False where something is missing.
-  add(data, arrays) {
-    const old = this.count;
-    if (data.first > old) return false;
-    for (const name of ["name", "clock", "origin", "bin"]) this[name] = data[name];
-    this.numSlots = data.slots;
-    this.duration = data.end - data.origin;
-    this.firstIndex = data.first_index;
-    this.title = data.title || this.title || data.name;
-    this.kvBlocks = Math.max(this.kvBlocks, data.kv_blocks);
-    while (this.slots.length < data.slots) this.slots.push([]);
-    this.addRequests(data);
-    this.addColumns(arrays, old - data.first);
-    this.addRuns(arrays, old);
-    for (let i = 0; i < arrays.mark_column.length; i++)
-      if (arrays.mark_column[i] >= old)
-        this.marks.push({ column: arrays.mark_column[i], slot: arrays.mark_slot[i], request: arrays.mark_request[i] });
-    this.setEdges(Math.max(0, old - 1));
-    return true;
-  }
-
-  addRequests({ fields, requests }) {
-    for (const values of requests) {
-      const request = Object.fromEntries(fields.map((name, i) => [name, values[i]])), known = this.requests[request.index];
-      if (known && !request.why) request.why = known.why;
-      this.requests[request.index] = request;
-    }
-    this.order = this.requests.filter(r => r && r.arrival != null).sort((a, b) => a.arrival - b.arrival || a.index - b.index);
-  }
-
-  addColumns(arrays, skip) {
-    for (let i = skip; i < arrays.start.length; i++) {
-      for (const name in this.columns) this.columns[name].push(arrays[name][i]);
-      for (const name of COUNTS) {
-        this.total[name] += name === "places" ? arrays.steps[i] * this.numSlots : arrays[name][i];
-        this.sums[name].push(this.total[name]);
-      }
-    }
-    this.iterations = this.total.steps;
-  }
-
-  addRuns(arrays, known) {
-    for (let i = 0; i < arrays.run_slot.length; i++) {
-      const first = Math.max(known, arrays.run_first[i]), last = arrays.run_last[i];
-      if (first >= last) continue;
-      const row = this.slots[arrays.run_slot[i]], before = row[row.length - 1];
-      const request = arrays.run_request[i], state = arrays.run_state[i], share = arrays.run_share[i];
-      if (before && before.last === first && before.request === request && before.state === state && before.share === share
-        && share === FULL) before.last = last;
-      else row.push({ first, last, request, state, share });
-    }
-  }
-
-  // Where each column begins and ends on either axis. The moments between two steps belong to the first one, unless the
-  // engine was waiting for work: a gap.
-  setEdges(from) {
-    const { start, end } = this.columns, { iterations, seconds } = this.edges;
-    this.gaps = this.gaps.filter(column => column < from);
-    for (let c = from; c < this.count; c++) {
-      iterations.left[c] = c ? this.sums.steps[c - 1] : 0;
-      iterations.right[c] = this.sums.steps[c];
-      const next = c + 1 < this.count ? start[c + 1] : end[c], pause = next - end[c];
-      const isGap = pause >= Math.max((end[c] - start[c]) / this.bin, PAUSE);
-      seconds.left[c] = start[c] - this.origin;
-      seconds.right[c] = (isGap ? end[c] : next) - this.origin;
-      if (isGap) this.gaps.push(c);
-    }
-  }
-
-  extent(axis) { return axis === "seconds" ? Math.max(this.duration, this.edges.seconds.right[this.count - 1] || 0) : this.iterations; }
-
-  // The column that a position on the axis lies in (its right edge included), -1 before the first.
-  columnAt(axis, position) { return countUpTo(this.edges[axis].left, position - 1e-9, true) - 1; }
-
-  // In a pause of the engine, or behind the end.
-  isBetween(axis, column, position) { return column < 0 || position > this.edges[axis].right[column] + 1e-9; }
-
-  cell(slot, column) {
-    const row = this.slots[slot];
-    let low = 0, high = row.length;
-    while (low < high) { const middle = (low + high) >> 1; if (row[middle].last <= column) low = middle + 1; else high = middle; }
-    return low < row.length && row[low].first <= column ? row[low] : null;
-  }
-
-  // Everything that is said of a position.
-  moment(axis, position) {
-    const column = this.columnAt(axis, position), done = column >= this.count - 1, between = this.isBetween(axis, column, position);
-    const sum = name => column < 0 ? 0 : this.sums[name][column];
-    const cells = this.slots.map((_, slot) => between ? null : this.cell(slot, column));
-    const ended = column < 0 ? 0 : this.columns.end[column] - this.origin;
-    const bySeconds = axis === "seconds";
-    const time = bySeconds ? Math.min(position, this.extent(axis)) : ended;
-    const over = done && this.count ? this.duration : Math.max(ended, bySeconds ? position : 0);
-    const queue = this.queue(cells, bySeconds ? position + this.origin : column < 0 ? -Infinity : this.columns.start[column]);
-    return {
-      column, between, cells, queue, time, iteration: sum("steps"),
-      useful: ratio(sum("working"), sum("places")), padding: ratio(sum("computed") - sum("useful"), sum("computed")),
-      output: sum("output"), tokensPerSecond: ratio(sum("output"), over),
-      waiting: bySeconds || column < 0 ? queue.length : this.columns.waiting[column],
-      kv: column < 0 || (done && between) ? 0 : this.columns.kv[column],
-    };
-  }
-
-  // Who has arrived, holds no slot and has not ended, oldest first.
-  queue(cells, time) {
-    const holding = new Set(cells.filter(Boolean).map(cell => cell.request)), waiting = [];
-    for (const request of this.order) {
-      if (request.arrival > time) break;
-      if (!holding.has(request.index) && (request.finish == null || request.finish > time)) waiting.push(request);
-    }
-    return waiting;
-  }
-}
-
-// ---------------------------------------------------------------- colours and textures
-
-const parse = css => (css.match(/[\d.]+/g) || [0, 0, 0]).slice(0, 3).map(Number);
-const hex = css => [1, 3, 5].map(i => parseInt(css.slice(i, i + 2), 16));
-const mix = (a, b, share) => a.map((v, i) => Math.round(share * v + (1 - share) * b[i]));
-const rgb = (c, alpha = 1) => `rgb(${c.join(" ")} / ${alpha})`;
-const light = c => 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2];
-
-// The palette in the colours of the page around it.
-function makeTheme(root, palette) {
-  const style = getComputedStyle(root), fg = parse(style.color);
-  // A transparent or unreadable background: whichever of white and black the text stands out from.
-  const told = style.backgroundColor, bg = /rgba?\(/.test(told) && !/, 0\)$/.test(told) ? parse(told) : light(fg) < 128 ? [255, 255, 255] : [17, 17, 17];
-  const theme = { bg, fg, palette, text: rgb(fg), back: rgb(bg), key: bg.join() + fg.join() };
-  theme.soft = share => rgb(mix(fg, bg, share));
-  theme.fills = palette.states.map(state => palette.requests.map(c => mix(hex(c), bg, palette.strength[state])));
-  theme.inks = theme.fills.map(row => row.map(c => light(c) > 125 ? "#000" : "#fff"));
-  theme.padding = theme.soft(0.28);
-  theme.patterns = {};
-  for (const [state, lines] of Object.entries(palette.hatches)) theme.patterns[state] = makePattern(lines[0], theme.soft(0.62));
-  return theme;
-}
-
-function makePattern(kind, colour) {
-  const size = 6, scale = window.devicePixelRatio || 1, canvas = document.createElement("canvas");
-  canvas.width = canvas.height = Math.round(size * scale);
-  const g = canvas.getContext("2d");
-  g.scale(canvas.width / size, canvas.width / size);
-  g.strokeStyle = g.fillStyle = colour;
-  g.lineWidth = 1;
-  const line = (...p) => { g.beginPath(); g.moveTo(p[0], p[1]); g.lineTo(p[2], p[3]); g.stroke(); };
-  if (kind === ".") {  // on strong colours: a light dot and a dark one, so that one of them is seen
-    g.fillStyle = "rgb(255 255 255 / 85%)";
-    g.fillRect(1, 1, 1.5, 1.5);
-    g.fillStyle = "rgb(0 0 0 / 60%)";
-    g.fillRect(4, 4, 1.5, 1.5);
-  }
-  if (kind === "-") line(0, 3, 6, 3);
-  if (kind === "/" || kind === "x") { line(-1, 7, 7, -1); line(-1, 1, 1, -1); line(5, 7, 7, 5); }
-  if (kind === "x") { line(-1, -1, 7, 7); line(5, -1, 7, 1); line(-1, 5, 1, 7); }
-  const pattern = g.createPattern(canvas, "repeat");
-  pattern.setTransform(new DOMMatrix().scale(size / canvas.width));
-  return pattern;
-}
-
-// Size a canvas for its place on the screen and clear it; drawing is in CSS pixels.
-function prepare(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1, w = Math.round(width * scale), h = Math.round(height * scale);
-  if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; canvas.style.height = `${height}px`; }
-  const g = canvas.getContext("2d");
-  g.setTransform(scale, 0, 0, scale, 0, 0);
-  g.clearRect(0, 0, width, height);
-  g.textBaseline = "middle";
-  return g;
-}
-
-// ---------------------------------------------------------------- drawing a run
-
-// Where things stand in a run's canvas, in CSS pixels.
-function layout(width, run, row) {
-  const roomy = width > 800, left = row >= LETTERED ? (roomy ? 104 : 82) : 58, right = roomy ? 132 : 84;
-  const height = row * run.numSlots, plot = width - left - right - 12;
-  return { width, row, left, plot, queue: left + plot + 12, queueWidth: right, top: HEAD, bottom: HEAD + height, height: HEAD + height + (run.kvBlocks ? KV : 0) + FOOT };
-}
-
-function drawRun(g, run, moment, place, view, theme, chosen) {
-  const x = position => place.left + (position - view.from) / (view.to - view.from) * place.plot;
-  drawHead(g, moment, place, theme);
-  g.save();
-  g.beginPath();
-  g.rect(place.left, 0, place.plot, place.height);
-  g.clip();
-  const { canvas, from } = film(run, place, view, theme, chosen), scale = window.devicePixelRatio || 1;
-  const offset = Math.round((view.from - from) / (view.to - view.from) * place.plot * scale) / scale;
-  g.drawImage(canvas, place.left - offset, 0, canvas.width / scale, canvas.height / scale);
-  drawFuture(g, run, place, view, x, theme);
-  g.restore();
-  drawAxis(g, run, place, view, x, theme);
-  drawOccupants(g, run, moment, place, theme, chosen);
-  drawQueue(g, moment, place, theme, chosen);
-}
-
-// What stays as it is while the moment moves, and half a window more: playing draws it anew twice a window, not each frame.
-function film(run, place, view, theme, chosen) {
-  const span = view.to - view.from, scale = window.devicePixelRatio || 1, key = [view.axis, span, run.count, chosen, theme.key, place.plot, place.height, scale].join();
-  const old = run.film;
-  if (old && old.key === key && view.from >= old.from - 1e-9 && view.to <= old.to + 1e-9) return old;
-  const isWhole = span >= run.extent(view.axis) * 0.999, from = isWhole ? view.from : Math.max(0, view.from - 0.1 * span);
-  const share = isWhole ? 1 : 1.5, part = { ...view, from, to: from + share * span }, own = { ...place, left: 0, plot: place.plot * share };
-  const canvas = old ? old.canvas : document.createElement("canvas"), g = prepare(canvas, own.plot, place.height);
-  const x = position => (position - from) / span * place.plot;
-  drawRows(g, run, own, theme);
-  drawCells(g, run, own, part, x, theme, chosen);
-  if (view.axis === "seconds") drawGaps(g, run, own, part, x, theme);
-  drawMarks(g, run, own, part, x, theme);
-  if (run.kvBlocks) drawKv(g, run, own, part, x, theme);
-  return run.film = { key, canvas, from, to: part.to };
-}
-
-function drawHead(g, moment, place, theme) {
-  g.fillStyle = theme.soft(0.75);
-  g.font = "11px system-ui, sans-serif";
-  g.textAlign = "left";
-  g.fillText(place.row >= LETTERED ? "slot · now" : "slot", 0, HEAD / 2);
-  const more = place.queueWidth > 100 ? "queue, oldest first" : "queue";
-  g.fillText(more, place.queue, HEAD / 2);
-}
-
-function drawRows(g, run, place, theme) {
-  g.fillStyle = theme.soft(0.05);
-  g.fillRect(place.left, place.top, place.plot, place.bottom - place.top);
-  if (place.row < 5) return;
-  g.fillStyle = theme.back;
-  for (let slot = 1; slot < run.numSlots; slot++) g.fillRect(place.left, place.top + slot * place.row - 0.5, place.plot, 1);
-}
-
-function drawCells(g, run, place, view, x, theme, chosen) {
-  const { left, right } = run.edges[view.axis];
-  const first = Math.max(0, run.columnAt(view.axis, view.from)), last = run.columnAt(view.axis, view.to);
-  const gap = place.row >= 5 ? 1 : 0, hatched = {}, outlined = new Path2D(), labels = [];
-  const hatch = (state, x0, width, y) => {
-    if (width > 3 && place.row > 3 && theme.patterns[state]) (hatched[state] ||= new Path2D()).rect(x0, y, width, place.row - gap);
-  };
-  for (let slot = 0; slot < run.numSlots; slot++) {
-    const row = run.slots[slot], y = place.top + slot * place.row + gap / 2;
-    let drawn = -1;  // right end of what is drawn: parts of a pixel are left out
-    let named = -1, namedAt = -Infinity;  // whose name was written last, and where: it is not repeated at every stall
-    for (let i = firstAfter(row, first); i < row.length && row[i].first <= last; i++) {
-      const cell = row[i], x0 = x(left[cell.first]), x2 = x(right[cell.last - 1]);
-      if (x2 - Math.max(drawn, x0) < 0.3) continue;
-      drawn = x2;
-      const state = theme.palette.states[cell.state], request = run.requests[cell.request];
-      const seam = x2 - x0 > 3 ? 0.75 : 0, x1 = x0 + (x2 - x0 - seam) * cell.share / FULL;
-      g.fillStyle = rgb(theme.fills[cell.state][request.colour]);
-      g.fillRect(x0, y, Math.max(x1 - x0, 0.5), place.row - gap);
-      hatch(state, x0, x1 - x0, y);
-      if (cell.share < FULL) {
-        g.fillStyle = theme.padding;
-        g.fillRect(x1, y, x2 - seam - x1, place.row - gap);
-        hatch("padding", x1, x2 - seam - x1, y);
-      }
-      if (request.id === chosen) outlined.rect(x0, y, Math.max(x2 - x0 - seam, 1), place.row - gap);
-      const a = Math.max(x0, place.left), b = Math.min(x1, place.left + place.plot);
-      if (place.row < LETTERED || b - a < 10) continue;
-      const again = named === cell.request && a - namedAt < 160 && b - a < 60;
-      const text = nameIn(again ? "" : request.id, state === "decode" ? "" : theme.palette.letters[state], b - a - 4);
-      if (text) labels.push([text, cell, request, (a + b) / 2, y]);
-      if (!again && text.startsWith(request.id)) { named = cell.request; namedAt = a; }
-    }
-  }
-  for (const state in hatched) { g.fillStyle = theme.patterns[state]; g.fill(hatched[state]); }
-  drawLabels(g, place, labels, theme);
-  g.strokeStyle = theme.text;
-  g.lineWidth = 2;
-  g.stroke(outlined);
-}
-
-function firstAfter(row, column) {
-  let low = 0, high = row.length;
-  while (low < high) { const middle = (low + high) >> 1; if (row[middle].last <= column) low = middle + 1; else high = middle; }
-  return low;
-}
-
-// The request's name and the letter of the state, as far as there is room. Decode, the usual state, goes without.
-const nameIn = (id, letter, room) => [`${id} ${letter}`.trim(), id, letter].find(text => text && text.length * 6 < room) || "";
-
-function drawLabels(g, place, labels, theme) {
-  g.font = `${clamp(place.row - 4, 8, 11)}px system-ui, sans-serif`;
-  g.textAlign = "center";
-  for (const [text, cell, request, x, y] of labels) {
-    const middle = y + (place.row - 1) / 2 + 0.5;
-    if (theme.patterns[theme.palette.states[cell.state]]) {  // a name on a texture needs a clean ground
-      const width = g.measureText(text).width + 4;
-      g.fillStyle = rgb(theme.fills[cell.state][request.colour]);
-      g.fillRect(x - width / 2, y + 1, width, place.row - 3);
-    }
-    g.fillStyle = theme.inks[cell.state][request.colour];
-    g.fillText(text, x, middle);
-  }
-}
-
-function drawGaps(g, run, place, view, x, theme) {
-  const { left, right } = run.edges.seconds;
-  for (const c of run.count && left[0] > PAUSE ? [-1, ...run.gaps] : run.gaps) {
-    const x0 = x(c < 0 ? 0 : right[c]), x1 = x(left[c + 1]);
-    if (x1 < place.left || x0 > place.left + place.plot || x1 - x0 < 1) continue;
-    g.fillStyle = theme.soft(0.05);
-    g.fillRect(x0, place.top, x1 - x0, place.bottom - place.top);
-    g.fillStyle = theme.soft(0.5);
-    for (const edge of [x0, x1]) g.fillRect(edge - 0.5, place.top, 1, place.bottom - place.top);
-    if (x1 - x0 > 84 && place.bottom - place.top > 12) note(g, "engine waiting", (x0 + x1) / 2, (place.top + place.bottom) / 2, theme);
-  }
-}
-
-function note(g, text, x, y, theme) {
-  g.font = "italic 12px system-ui, sans-serif";
-  g.textAlign = "center";
-  const width = g.measureText(text).width + 10;
-  g.fillStyle = theme.back;
-  g.fillRect(x - width / 2, y - 9, width, 18);
-  g.fillStyle = theme.text;
-  g.fillText(text, x, y);
-}
-
-// A request lost its slot here: a triangle that points out of the row.
-function drawMarks(g, run, place, view, x, theme) {
-  for (const mark of run.marks) {
-    const at = x(run.edges[view.axis].left[mark.column]);
-    if (at < place.left || at > place.left + place.plot) continue;
-    triangle(g, at, place.top + (mark.slot + 0.5) * place.row, clamp(place.row * 0.4, 3.5, 7), theme);
-  }
-}
-
-function triangle(g, x, y, size, theme) {
-  g.beginPath();
-  g.moveTo(x - size, y - size);
-  g.lineTo(x + size, y - size);
-  g.lineTo(x, y + size);
-  g.closePath();
-  g.fillStyle = theme.palette.alarm;
-  g.fill();
-  g.strokeStyle = theme.back;
-  g.lineWidth = 1.5;
-  g.stroke();
-  g.strokeStyle = theme.text;
-  g.lineWidth = 0.75;
-  g.stroke();
-}
-
-function drawKv(g, run, place, view, x, theme) {
-  const { left, right } = run.edges[view.axis], bottom = place.bottom + KV, height = KV - 7;
-  const first = Math.max(0, run.columnAt(view.axis, view.from)), last = run.columnAt(view.axis, view.to);
-  g.fillStyle = theme.soft(0.05);
-  g.fillRect(place.left, bottom - height, place.plot, height);
-  g.fillStyle = theme.soft(0.42);
-  for (let c = first; c <= last; c++) {
-    const x0 = x(left[c]);
-    let x1 = x(right[c]), kv = run.columns.kv[c];
-    while (c < last && x1 - x0 < 0.7 && x(left[c + 1]) - x1 < 0.7) { c++; kv = Math.max(kv, run.columns.kv[c]); x1 = x(right[c]); }
-    const tall = height * kv / run.kvBlocks;
-    g.fillRect(x0, bottom - tall, x1 - x0 + 0.3, tall);
-  }
-}
-
-// What is still to come is veiled; behind the end of a run there is nothing.
-function drawFuture(g, run, place, view, x, theme) {
-  const now = x(view.now), end = x(run.extent(view.axis)), edge = place.left + place.plot, bottom = place.height - FOOT;
-  if (now < edge) {
-    g.fillStyle = rgb(theme.bg, 0.72);
-    g.fillRect(Math.max(now, place.left), place.top, edge - now, bottom - place.top);
-  }
-  if (end < edge - 1 && run.count) {
-    g.fillStyle = theme.soft(0.12);
-    g.fillRect(end, place.top, edge - end, bottom - place.top);
-    const text = view.axis === "seconds" ? `done after ${seconds(run.duration)}` : `done after ${whole(run.iterations)} iterations`;
-    if (edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9) note(g, text, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
-  }
-  g.fillStyle = theme.text;
-  g.fillRect(Math.min(now, edge - 1) - 1, place.top, 2, bottom - place.top);
-}
-
-function drawAxis(g, run, place, view, x, theme) {
-  g.font = "11px system-ui, sans-serif";
-  g.fillStyle = theme.soft(0.75);
-  g.textAlign = "left";
-  if (run.kvBlocks) g.fillText("KV blocks", 0, place.bottom + KV / 2 + 3);
-  const y = place.height - FOOT / 2 + 1, offset = view.axis === "iterations" ? run.firstIndex : 0;
-  g.fillText(view.axis === "seconds" ? "seconds" : "iteration", 0, y);
-  g.textAlign = "center";
-  const step = niceStep((view.to - view.from) * 80 / place.plot, view.axis === "iterations");
-  for (let tick = Math.max(0, Math.ceil((view.from + offset) / step - 1e-9) * step); tick <= view.to + offset + 1e-9; tick += step) {
-    const at = x(tick - offset);
-    g.fillRect(at - 0.5, place.height - FOOT, 1, 4);
-    const digits = clamp(-Math.floor(Math.log10(step)), 0, 6);
-    g.fillText((tick + 0).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }), clamp(at, place.left + 4, place.left + place.plot - 8), y);
-  }
-}
-
-function niceStep(least, isWhole) {
-  const power = 10 ** Math.floor(Math.log10(least)), step = [1, 2, 5, 10].map(k => k * power).find(s => s >= least * 0.999);
-  return isWhole ? Math.max(1, Math.round(step)) : step;
-}
-
-// Beside each row its number and who sits there now; of thin rows the colour alone.
-function drawOccupants(g, run, moment, place, theme, chosen) {
-  const every = Math.max(1, Math.ceil(12 / place.row)), thin = place.row < LETTERED;
-  g.font = `${thin ? 10 : clamp(place.row - 3, 9, 11)}px system-ui, sans-serif`;
-  for (let slot = 0; slot < run.numSlots; slot++) {
-    const y = place.top + slot * place.row, cell = moment.cells[slot];
-    if (slot % every === 0) {
-      g.fillStyle = theme.soft(0.75);
-      g.textAlign = "right";
-      g.fillText(slot, 22, y + (thin ? Math.max(place.row / 2, 4) : place.row / 2 + 0.5));
-    }
-    if (!cell) continue;
-    const width = thin ? 22 : place.left - 36, state = theme.palette.states[cell.state], request = run.requests[cell.request];
-    g.fillStyle = rgb(theme.fills[cell.state][request.colour]);
-    g.fillRect(28, y, width, place.row - (place.row >= 5 ? 1 : 0));
-    if (request.id === chosen) { g.strokeStyle = theme.text; g.lineWidth = 2; g.strokeRect(28, y, width, place.row - 1); }
-    if (thin) continue;
-    g.textAlign = "left";
-    g.fillStyle = theme.inks[cell.state][request.colour];
-    g.fillText(`${shorten(request.id, Math.floor(width / 6.5) - 3)} ${theme.palette.letters[state]}`, 32, y + place.row / 2 + 0.5);
-  }
-}
-
-const shorten = (text, length) => text.length > length ? text.slice(0, length - 1) + "…" : text;
-
-// Boxes of the queue: which request is where. Used for drawing and for pointing.
-function queueBoxes(moment, place) {
-  const perColumn = Math.max(1, Math.floor((place.bottom - place.top) / 16)), columns = place.queueWidth > 100 ? 2 : 1;
-  const width = (place.queueWidth - 4 * (columns - 1)) / columns, room = perColumn * columns;
-  const shown = moment.queue.length > room ? moment.queue.slice(0, room - 1) : moment.queue;
-  const box = i => ({ x: place.queue + Math.floor(i / perColumn) * (width + 4), y: place.top + (i % perColumn) * 16, width, height: 14 });
-  return { boxes: shown.map((request, i) => ({ request, ...box(i) })), more: moment.queue.length - shown.length, last: box(shown.length) };
-}
-
-function drawQueue(g, moment, place, theme, chosen) {
-  const { boxes, more, last } = queueBoxes(moment, place), decode = theme.palette.states.indexOf("decode");
-  g.font = "10px system-ui, sans-serif";
-  g.textAlign = "left";
-  for (const { request, x, y, width, height } of boxes) {
-    g.fillStyle = rgb(theme.fills[decode][request.colour]);
-    g.fillRect(x, y, width, height);
-    if (request.id === chosen) { g.strokeStyle = theme.text; g.lineWidth = 2; g.strokeRect(x, y, width, height); }
-    g.fillStyle = theme.inks[decode][request.colour];
-    g.fillText(shorten(request.id, 10), x + 4, y + height / 2 + 0.5);
-  }
-  g.fillStyle = theme.text;
-  if (more > 0) g.fillText(`+ ${whole(more)} more`, last.x, last.y + 7);
-  if (!moment.queue.length) { g.fillStyle = theme.soft(0.6); g.fillText("nobody waits", place.queue, place.top + 7); }
-}
-
-// ---------------------------------------------------------------- the whole run as a strip
-
-function drawOverview(canvas, runs, view, place, theme, extent) {
-  const tall = 15, height = runs.length * tall + 4, g = prepare(canvas, place.width, height);
-  const x = position => place.left + position / extent * place.plot;
-  runs.forEach((run, i) => {
-    g.fillStyle = theme.soft(0.75);
-    g.font = "11px system-ui, sans-serif";
-    g.textAlign = "left";
-    g.fillText(shorten(run.title, place.left > 90 ? 14 : 8), 0, i * tall + 9);
-    g.drawImage(strip(run, view.axis, place.plot, tall - 3, theme, extent), place.left, i * tall + 2, place.plot, tall - 3);
-  });
-  g.strokeStyle = theme.text;
-  g.lineWidth = 1.5;
-  if (view.to - view.from < extent * 0.999) g.strokeRect(x(view.from), 1, x(view.to) - x(view.from), height - 2);
-  g.fillStyle = theme.text;
-  g.fillRect(clamp(x(view.now) - 1, place.left, place.left + place.plot - 2), 0, 2, height);
-}
-
-// Dark: slots doing useful work; lighter on top: slots held without. Drawn once for each size, axis and theme.
-function strip(run, axis, width, height, theme, extent) {
-  const scale = window.devicePixelRatio || 1, w = Math.max(1, Math.round(width * scale)), h = Math.round(height * scale);
-  const key = [axis, w, h, run.count, extent, theme.key].join();
-  if (run.strip && run.strip.key === key) return run.strip.canvas;
-  const canvas = document.createElement("canvas");
-  canvas.width = w;
-  canvas.height = h;
-  const g = canvas.getContext("2d");
-  g.fillStyle = theme.soft(0.07);
-  g.fillRect(0, 0, w, h);
-  for (let i = 0; i < w; i++) {
-    const b = run.columnAt(axis, (i + 1) / w * extent), a = Math.min(run.columnAt(axis, i / w * extent), b - 1);
-    if (b < 0 || (run.isBetween(axis, b, (i + 0.5) / w * extent) && run.columnAt(axis, i / w * extent) === b)) continue;
-    const share = name => (run.sums[name][b] - (a < 0 ? 0 : run.sums[name][a])) / (run.sums.places[b] - (a < 0 ? 0 : run.sums.places[a]));
-    const working = h * share("working"), held = h * share("held");
-    g.fillStyle = theme.soft(0.25);
-    g.fillRect(i, h - held, 1, held);
-    g.fillStyle = theme.soft(0.7);
-    g.fillRect(i, h - working, 1, working);
-  }
-  run.strip = { key, canvas };
-  return canvas;
-}
-
-// ---------------------------------------------------------------- a request's story
-
 function tellStory(runs, run, request, where) {
   const p = document.createElement("div"), since = t => seconds(t - run.origin);
   const line = text => { const e = document.createElement("p"); e.textContent = text; p.append(e); return e; };
@@ -641,8 +108,6 @@ function tellStory(runs, run, request, where) {
   return p;
 }
 
-// ---------------------------------------------------------------- the picture
-
 export function mount(el, { data, arrays }, notify) {
   const pick = i => Object.fromEntries(Object.entries(arrays).filter(([name]) => name.startsWith(`${i}.`)).map(([name, a]) => [name.slice(`${i}.`.length), a]));
   const runs = data.runs.map((run, i) => new Run({ ...run, first: 0 }, pick(i)));
@@ -660,7 +125,7 @@ export function mount(el, { data, arrays }, notify) {
   const scrub = find("scrub"), speed = find("speed"), axisChoice = find("axis"), overview = find("overview"), story = find("story");
   const sections = runs.map(makeSection);
   let axis = data.axis, now = 0, zoom = 1, from = 0, playing = false, frame = 0, before = 0, frames = 0;
-  let theme = null, places = [], chosen = null, slotChosen = null, spoken = 0, drawPending = 0;
+  let theme = null, places = [], chosen = null, slotChosen = null, spoken = 0, drawPending = 0, zoomed = false;
 
   const extent = () => Math.max(...runs.map(run => run.extent(axis)), 1e-9);
   const steps = () => Math.max(...runs.map(run => run.iterations), 1);
@@ -688,7 +153,7 @@ export function mount(el, { data, arrays }, notify) {
   // -- what is shown
 
   function measure() {
-    const width = root.clientWidth - 12, rows = runs.reduce((sum, run) => sum + run.numSlots, 0);
+    const width = root.clientWidth - 12, rows = runs.reduce((sum, run) => sum + run.shown, 0);
     if (width <= 0) return;
     const row = clamp(Math.floor(TALL / rows), MIN_ROW, MAX_ROW);
     theme = makeTheme(root, data.palette);
@@ -768,9 +233,19 @@ export function mount(el, { data, arrays }, notify) {
         g.strokeRect(0.5, 0.5, 23, 11);
       });
     if (runs.some(run => run.marks.length)) item("preempted: lost its slot", g => triangle(g, 12, 6, 5, theme));
-    const bin = Math.max(...runs.map(run => run.bin)), hint = find("note");
-    hint.hidden = bin < 2;
-    hint.textContent = `A long run: each column stands for ${bin} iterations, and a slot shows what it did in most of them. Totals are exact.`;
+    showNotes();
+  }
+
+  function showNotes() {
+    const notes = runs.flatMap(run => {
+      const whose = runs.length > 1 ? `${run.title}: ` : "";
+      return [
+        run.bin > 1 && `${whose}each column stands for ${run.bin} iterations, and a slot shows what it did in most of them; totals are exact.`,
+        run.shown < run.numSlots && `${whose}slots ${run.shown} to ${run.numSlots - 1} were never used and are not drawn.`,
+      ].filter(Boolean);
+    });
+    find("note").hidden = !notes.length;
+    find("note").textContent = notes.join(" ");
   }
 
   // -- moving
@@ -852,7 +327,14 @@ export function mount(el, { data, arrays }, notify) {
     from = 0;
   }
 
+  // As many iterations as were asked for; of a long run, and of one that grows, a part.
+  function setFirstZoom() {
+    const few = data.live || (axis === "iterations" && steps() > MANY);
+    zoom = clamp((data.columns || (few ? MANY / 2 : steps())) / steps(), 0, 1);
+  }
+
   function setZoom(factor) {
+    zoomed = true;
     zoom = clamp(zoom * factor, Math.min(1, 10 / steps()), 1);
     drawSoon();
   }
@@ -883,7 +365,7 @@ export function mount(el, { data, arrays }, notify) {
     slotChosen = null;
     const queued = queueBoxes(moment, place).boxes.find(b => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + 16);
     if (queued) return show(run, queued.request, "waiting", ...at);
-    if (slot < 0 || slot >= run.numSlots || x >= place.left + place.plot) return hide();
+    if (slot < 0 || slot >= run.shown || x >= place.left + place.plot) return hide();
     let cell = moment.cells[slot];
     if (x >= place.left) {
       const v = view(), position = v.from + (x - place.left) / place.plot * (v.to - v.from), column = run.columnAt(axis, position);
@@ -894,7 +376,7 @@ export function mount(el, { data, arrays }, notify) {
   }
 
   function chooseSlot(direction) {
-    const all = runs.flatMap((run, i) => run.slots.map((_, slot) => [i, slot]));
+    const all = runs.flatMap((run, i) => run.slots.slice(0, run.shown).map((_, slot) => [i, slot]));
     const old = slotChosen ? all.findIndex(([i, slot]) => i === slotChosen[0] && slot === slotChosen[1]) : direction > 0 ? -1 : 0;
     slotChosen = all[(old + direction + all.length) % all.length];
     follow();
@@ -955,8 +437,7 @@ export function mount(el, { data, arrays }, notify) {
 
   axisChoice.value = axis;
   speed.value = SPEEDS.find(s => s * WHOLE_RUN_S >= steps()) || SPEEDS[SPEEDS.length - 1];
-  const wished = data.columns || (axis === "iterations" && steps() > MANY ? MANY / 2 : steps());
-  zoom = clamp(wished / steps(), 0, 1);
+  setFirstZoom();
   now = extent();
   measure();
   tell();
@@ -966,8 +447,9 @@ export function mount(el, { data, arrays }, notify) {
     if (message.kind === "clear") run.clear();
     else if (message.kind !== "append") return;
     else if (!run.add(message, arrays)) { notify({ wanted: run.count }); return; }  // columns in between were missed
+    if (!zoomed) setFirstZoom();
     if (atEnd || now > extent()) now = extent();
-    if (places.length) measure();
+    measure();
     tell();
   }
 

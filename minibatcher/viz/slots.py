@@ -21,6 +21,7 @@ def animate(
     axis: str | None = None,
     columns: int | None = None,
     max_columns: int = 4000,
+    live: bool = False,
 ) -> Interactive:
     """The film of a run, or of several by name, one above the other on one clock.
 
@@ -29,6 +30,9 @@ def animate(
     axis: what runs to the right, "iterations" or "seconds" since the first arrival; by default iterations for one run,
     seconds for several. columns: how many iterations are seen at once, by default all; the reader can zoom.
     max_columns: beyond so many iterations, several share a column, and the picture says so.
+    live: the run goes on, and its widget is told of new steps with `widget.tell(*trace.columns(timeline, first_step))`,
+    or to forget them with `widget.tell({"kind": "clear"})`. Where messages were lost, `state` says from which step on:
+    `wanted`.
     Its widget's `state` has iteration (done so far, of the first run), time (s), axis, playing, request (pointed at).
     Raises InvalidParameter.
     """
@@ -43,7 +47,14 @@ def animate(
     for timeline in runs.values():
         check(timeline)
     alt = " ".join(describe(timeline) for timeline in runs.values())
-    data: dict[str, Any] = {"axis": axis, "columns": columns, "palette": palette(), "alt": alt, "runs": []}
+    data: dict[str, Any] = {
+        "axis": axis,
+        "columns": columns,
+        "palette": palette(),
+        "alt": alt,
+        "live": live,
+        "runs": [],
+    }
     arrays = {}
     for i, (name, timeline) in enumerate(runs.items()):
         header, own = trace(timeline, max_columns)
