@@ -44,7 +44,7 @@ class LiveView:
         self.abort_button = ipywidgets.Button(description="Abort it", tooltip="end this request and leave the others")
         self.stop_button.on_click(lambda _: self.run.request_stop())
         self.abort_button.on_click(lambda _: self._abort(self.request_box.value.strip()))
-        self.slots.observe(self._choose, "state")
+        self.slots.observe(self._heard, "state")
         self._said = ""
         self._shown = 0  # steps
         self._display = None
@@ -82,11 +82,17 @@ class LiveView:
         if not self.run.running:  # shown again after its end
             self._end()
 
-    def _choose(self, change: dict[str, Any]) -> None:
-        """A request tapped in the picture goes into the box."""
-        name = change["new"].get("request")
+    def _heard(self, change: dict[str, Any]) -> None:
+        """From the picture: a request that was tapped, or the step from which on messages were lost."""
+        name, wanted = change["new"].get("request"), change["new"].get("wanted")
         if name:
             self.request_box.value = name
+        if wanted is not None and wanted != (change["old"] or {}).get("wanted"):
+            self.run.post(lambda: self._show_from(wanted))
+
+    def _show_from(self, first_step: int) -> None:
+        self._shown = first_step
+        self._show(self.timeline)
 
     def _abort(self, request_id: str) -> None:
         self.run.post(lambda: self._say(self.run.engine.abort(request_id), request_id))
