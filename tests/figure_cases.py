@@ -78,6 +78,11 @@ def delays() -> dict[float, Timeline]:
     return {delay: fake_run("dynamic", requests) for delay, requests in todo.items()}
 
 
+def many() -> dict[str, Timeline]:
+    """Eight runs with long names."""
+    return {f"chunked prefill, variant number {i}": small()["chunked"] for i in range(8)}
+
+
 def one_step() -> Timeline:
     return by_hand().slice(0, 1)
 
@@ -95,6 +100,7 @@ def repeats(n: int) -> dict[str, list[Timeline]]:
 
 
 BATCHES = {1: 31.0, 2: 60.5, 4: 118.0, 8: 221.0, 16: 380.0, 32: 540.0, 64: 640.0}
+CLOSE = {batch: 100.0 * batch for batch in range(1, 40)}
 MANY_BATCHES = {2**i: 9_000 * 2**i / (1 + 2**i / 190) for i in range(11)}
 
 # The figure maker's name, what it is given, the figure.
@@ -130,6 +136,13 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("plot_memory_map", "large", lambda: viz.plot_memory_map({n: large()[n] for n in ("static", "chunked")})),
     ("plot_strategy_spread", "small", lambda: viz.plot_strategy_spread(repeats(1))),
     ("plot_strategy_spread", "large", lambda: viz.plot_strategy_spread(repeats(5))),
+    ("plot_comparison", "many", lambda: viz.plot_comparison(many())),
+    ("plot_latency_cdf", "many", lambda: viz.plot_latency_cdf(many())),
+    ("plot_latency_sweep", "many", lambda: viz.plot_latency_sweep(dict(enumerate(many().values())), "arrival_rate")),
+    ("plot_batch_throughput", "many", lambda: viz.plot_batch_throughput(CLOSE, ridge=1000, clock="measured")),
+    ("plot_kv_occupancy", "many", lambda: viz.plot_kv_occupancy(many())),
+    ("plot_memory_map", "many", lambda: viz.plot_memory_map(many())),
+    ("plot_strategy_spread", "many", lambda: viz.plot_strategy_spread({name: [run] for name, run in many().items()})),
     ("plot_padding", "two", plot_padding),
     ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
     ("draw", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),

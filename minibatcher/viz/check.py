@@ -144,12 +144,16 @@ def _all_tick_texts(axis: Axis) -> Iterator[Text]:
 
 
 def _shown_ticks(axis: Axis) -> list:
-    low, high = sorted(axis.get_view_interval())
-    slack = 1e-9 * max(abs(low), abs(high), high - low)
+    on_paper = axis.get_transform().transform  # where a logarithmic axis is even
+    low, high = sorted(on_paper(axis.get_view_interval()))
+    slack = 1e-6 * (high - low)
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     axis.get_majorticklabels()  # brings their texts up to date
     axis.get_minorticklabels()
-    return [tick for tick in ticks if low - slack <= tick.get_loc() <= high + slack and tick.label1.get_visible()]
+    places = on_paper(np.array([tick.get_loc() for tick in ticks], dtype=float))
+    return [
+        tick for tick, place in zip(ticks, places) if low - slack <= place <= high + slack and tick.label1.get_visible()
+    ]
 
 
 def _points(text: Text) -> float:

@@ -13,7 +13,7 @@ from ..metrics import queue_time, spread
 from ..timeline import RequestRecord, Timeline
 from .palette import OKABE_ITO
 from .plots import KINDS, Run, draw_runs, slot_runs, state_keys
-from .sheet import by_name, counted, finish, headline, new_sheet, percent, short
+from .sheet import by_name, clipped, counted, finish, headline, legend_below, new_sheet, percent, short
 
 QUEUE, LOST = "#888888", OKABE_ITO["vermillion"]
 
@@ -45,7 +45,7 @@ def plot_gantt(timeline: Timeline, *, most: int = 40) -> Figure:
     if answered:
         ax.scatter(*zip(*answered), marker="|", s=110, color="black", linewidths=1.6, zorder=3)
     ax.set(xlim=(0, timeline.duration or 1.0), ylim=(len(shown) - 0.5, -0.5))
-    ax.set_yticks(range(len(shown)), list(row_of), fontsize="small")
+    ax.set_yticks(range(len(shown)), [clipped(name) for name in row_of], fontsize="small")
     ax.set_ylabel("request")
     ax.set_xlabel(f"time since the first arrival, s, {timeline.clock}")
     ax.spines[["top", "right"]].set_visible(False)
@@ -59,7 +59,7 @@ def plot_gantt(timeline: Timeline, *, most: int = 40) -> Figure:
     if num_gaps:
         keys.append(Line2D([], [], color=LOST, linewidth=2, linestyle="--", label="preempted, queued again"))
     keys.append(Line2D([], [], color="black", marker="|", linestyle="", markersize=9, label="first token"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+    legend_below(figure, keys)
     return finish(figure, _describe(timeline))
 
 

@@ -12,7 +12,7 @@ from ..errors import InvalidParameter
 from ..metrics import ratio
 from ..timeline import RowState, Timeline
 from .palette import OKABE_ITO, tint
-from .sheet import by_name, clocks, finish, headline, new_sheet, panel_title, percent, plain
+from .sheet import by_name, clocks, finish, headline, legend_below, new_sheet, panel_title, percent, plain
 
 FILLED, RESERVED, FREE = OKABE_ITO["blue"], tint(OKABE_ITO["blue"], 0.2), "#e8e8e8"
 UNUSED_HATCH, UNUSED_INK = "\\\\\\\\", "#8a8a8a"
@@ -55,7 +55,7 @@ def plot_kv_occupancy(timelines: Timeline | Mapping[str, Timeline]) -> Figure:
         Patch(facecolor=RESERVED, edgecolor=UNUSED_INK, linewidth=0.5, hatch=UNUSED_HATCH, label="reserved, unused"),
         Patch(facecolor=FREE, label="free"),
     ]
-    figure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, keys)
     headline(figure, "KV memory over the run")
     return finish(figure, f"KV memory over time, {clocks(runs.values())}. {'; '.join(sentences)}.")
 

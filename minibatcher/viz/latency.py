@@ -20,11 +20,13 @@ from .sheet import (
     counted,
     finish,
     headline,
+    legend_below,
     new_sheet,
     panel_title,
     plain,
     scale,
     short,
+    tick_values,
     tidy,
 )
 
@@ -83,7 +85,7 @@ def plot_latency_cdf(timelines: Timeline | Mapping[str, Timeline]) -> Figure:
     first.set_yticks([0, 0.25, 0.5, 0.75, 0.99], ["0", "0.25", "0.5", "0.75", "0.99"])
     headline(figure, f"Latencies of {_count(runs)}: the share that took at most so long")
     handles = {line.get_label(): line for ax in figure.axes for line in ax.lines if line.get_label() in runs}
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=6, frameon=False)
+    legend_below(figure, handles.values())
     return finish(figure, f"Cumulative distributions of latencies, {clock}. {'. '.join(sentences)}.")
 
 
@@ -111,28 +113,15 @@ def plot_latency_sweep(timelines: Mapping[float, Timeline], knob: str) -> Figure
         tidy(ax)
         scale(ax, "y", [s[p] for s in found for p in styles], ratio=50)
         scale(ax, "x", values)
-        _tick_values(ax, values)
+        tick_values(ax, values, inches=3.9)
         ax.set_xlabel(label)
         ax.set_ylabel(f"{short_name}, ms, {clock}")
         panel_title(ax, name.capitalize())
         tails = ", ".join(f"{short(s['p99'])} at {plain(v)}" for v, s in zip(values, found))
         sentences.append(f"{name.capitalize()}, p99 in ms: {tails}")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
     headline(figure, f"What the {label.rpartition(',')[0] or label} does to latency")
     return finish(figure, f"Latency percentiles, {clock}, against {label}. {'. '.join(sentences)}.")
-
-
-def _tick_values(ax, values: np.ndarray) -> None:
-    """Ticks at values that were run, as many as have room."""
-    low, high = ax.transData.transform([(values[0], 1), (values[-1], 1)])[:, 0]
-    kept = [values[0]]
-    for value in values[1:]:
-        here, last = ax.transData.transform([(value, 1), (kept[-1], 1)])[:, 0]
-        if here - last > 0.085 * max(1.0, high - low) * max(1.0, len(plain(value)) / 4):
-            kept.append(value)
-    ax.set_xticks(kept, [plain(value) for value in kept])
-    ax.set_xticks([], minor=True)
 
 
 def _milliseconds(seconds: list[float | None]) -> np.ndarray:

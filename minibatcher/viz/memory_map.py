@@ -18,7 +18,21 @@ from ..numeric import is_number
 from ..timeline import RowState, Timeline
 from .kv import UNUSED_HATCH, UNUSED_INK, block_size
 from .palette import HATCHES, LABELS, request_colour, tint
-from .sheet import WIDTH, by_name, clocks, finish, headline, new_sheet, panel_title, percent, plain, short
+from .sheet import (
+    WIDTH,
+    by_name,
+    clipped,
+    clocks,
+    counted,
+    finish,
+    headline,
+    legend_below,
+    new_sheet,
+    panel_title,
+    percent,
+    plain,
+    short,
+)
 
 USED, ENDED, UNUSED = 0.8, 0.35, 0.15  # strength of the owner's colour
 OUTSIDE = "#e8e8e8"
@@ -53,14 +67,19 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
     pools = {name: _pool(timeline) for name, timeline in runs.items()}
     wide = _row_tokens(runs, max(pools.values()))
     rows = {name: -(-pool // wide) for name, pool in pools.items()}
-    figure = new_sheet(2.0 + 0.16 * max(8, max(rows.values())))
+    columns = min(2, len(runs))
+    lines = -(-len(runs) // columns)
+    figure = new_sheet(1.1 + lines * (0.9 + 0.16 * max(8, max(rows.values()))))
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for ax in axes[len(runs) :]:
+        ax.set_axis_off()
     sentences = []
-    for ax, (name, timeline) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items()):
+    for ax, (name, timeline) in zip(axes, runs.items()):
         sums = {kind: sum(p.stop - p.start for p in maps[name] if p.kind == kind) for kind in KINDS}
         slots = timeline.header.get("kv_layout") == "slots"
         size = block_size(timeline)
         _draw_pool(ax, maps[name], pools[name], wide, size)
-        _name_owners(ax, maps[name], wide, points=72 * (WIDTH / len(runs) - 0.7))
+        _name_owners(ax, maps[name], wide, points=72 * (WIDTH / columns - 0.7))
         ax.set(xlim=(0, wide), ylim=(max(rows.values()), 0), facecolor=OUTSIDE)
         ax.set_xlabel("tokens")
         ax.set_ylabel(
@@ -72,18 +91,18 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
         ax.set_yticks([number + 0.5 for number in numbers], [str(number) for number in numbers])
         owners = len({piece.owner for piece in maps[name]})
         what = "contiguous slices" if slots else f"blocks of {plain(size)} tokens"
-        told = f"{plain(owners)} requests, {percent(sums['unused'] / pools[name])} reserved but unused"
-        panel_title(ax, f"{name}, {what}\n{told}")
+        told = f"{counted(owners, 'request')}, {percent(sums['unused'] / pools[name])} reserved but unused"
+        panel_title(ax, f"{clipped(name, 24)}, {what}\n{told}")
         ended = f", {percent(sums['ended'] / pools[name])} held for requests that have ended" if sums["ended"] else ""
         sentences.append(
-            f"{name} ({what}) holds {plain(owners)} requests: {percent(sums['used'] / pools[name])} of a pool of "
+            f"{name} ({what}) holds {counted(owners, 'request')}: {percent(sums['used'] / pools[name])} of a pool of "
             f"{plain(pools[name])} tokens used, {percent(sums['unused'] / pools[name])} reserved but unused{ended}"
         )
     keys = [_key(kind) for kind in KINDS if any(piece.kind == kind for pieces in maps.values() for piece in pieces)]
     keys.append(Patch(facecolor="white", edgecolor="#bbbbbb", label="free"))
     if min(pools.values()) < wide * max(rows.values()):
         keys.append(Patch(facecolor=OUTSIDE, label="no part of the pool"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=5, frameon=False)
+    legend_below(figure, keys)
     when = f"{short(time)} s after the first arrival, {clocks(runs.values())}"
     headline(figure, f"Who owns the KV pool {when}; colours tell requests apart")
     return finish(figure, f"Memory map of the KV pool {when}. {'. '.join(sentences)}.")

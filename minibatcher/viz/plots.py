@@ -20,7 +20,7 @@ from ..errors import InvalidParameter
 from ..metrics import summarize
 from ..timeline import RowState, Timeline
 from .palette import HATCHES, IDLE, LABELS, LETTERS, PADDING, request_colour, strategy_colour, tint
-from .sheet import finish, percent, short
+from .sheet import clipped, finish, percent, short
 
 STRENGTH = {RowState.PREFILL: 1.0, RowState.DECODE: 0.6, RowState.STALLED: 0.35, RowState.FINISHED: 0.12}
 KINDS = (*RowState, PADDING)
@@ -133,8 +133,9 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
         raise InvalidParameter("a comparison needs at least one run")
     slots = [min(max(timeline.num_slots, 4), 24) for timeline in timelines.values()]
     heights = [0.55 + 0.095 * n for n in slots]
-    figure = Figure(figsize=(width, sum(heights) + 4.1), layout="constrained", dpi=100)
-    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, 2.8])
+    below = max(2.8, 1.0 + 0.34 * len(timelines))
+    figure = Figure(figsize=(width, sum(heights) + 1.3 + below), layout="constrained", dpi=100)
+    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])
     axes = top.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     summaries = {name: summarize(timeline) for name, timeline in timelines.items()}
     end = max(timeline.duration for timeline in timelines.values()) or 1.0
@@ -253,13 +254,13 @@ def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit
         for i, name in enumerate(names):
             place, value = g * (len(names) + 0.8) + i, values[name]
             places.append(place)
-            labels.append(f"{name} {group}".strip())
+            labels.append(f"{clipped(name)} {group}".strip())
             ax.barh(place, value or 0.0, color=strategy_colour(name), height=0.8, alpha=0.6 if group == "p99" else 1)
             ax.text((value or 0.0) + 0.015 * top, place, short(value), va="center", fontsize="small")
     ax.set_yticks(places, labels, fontsize="small")
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * top)
-    ax.xaxis.set_major_locator(MaxNLocator(4))  # five labels of five digits still stand apart
+    ax.xaxis.set_major_locator(MaxNLocator(4 if top < 1e5 else 2))  # so that long labels stand apart, too
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     ax.set_xlabel(unit)
     ax.set_title(title, loc="left", fontsize="medium")

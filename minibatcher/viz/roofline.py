@@ -15,7 +15,7 @@ from ..runners.roofline import CostModel
 from ..timeline import RowState, StepRecord, Timeline
 from ..utilisation import step_bytes, work_of
 from .palette import OKABE_ITO
-from .sheet import by_name, counted, finish, headline, new_sheet, panel_title, scale, short, si, tidy
+from .sheet import by_name, counted, finish, headline, legend_below, new_sheet, panel_title, scale, short, si, tidy
 
 KINDS = {  # of steps: colour, marker
     "decode": (OKABE_ITO["blue"], "o"),
@@ -88,7 +88,7 @@ def plot_roofline(timeline: Timeline, cost: CostModel) -> Figure:
     roof = f"Roof: {si(bandwidth, 'B/s')} and {si(rate, 'FLOP/s')} in {cost.dtype}, {whose}"
     panel_title(ax, roof)
     headline(figure, f"Steps of {cost.model.name} on {machine}, {timeline.header.get('strategy', 'a run')} batching")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, ax.get_legend_handles_labels()[0])
 
     beyond = int((everything[:, 1] > 1.02 * np.minimum(bandwidth * everything[:, 0], rate)).sum())
     facts = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -74,12 +75,39 @@ def scale(ax: Axes, axis: str, values: Iterable[float | None], ratio: float = 20
             ax.set(**{f"{axis}lim": (-0.2 * low, 1.3 * high)})
         else:
             set_scale("log")
-            # Fewer than two powers of ten are too few marks.
-            ruler.set_major_locator(LogLocator(subs=(1,) if high >= 100 * low else (1, 3)))
+            # Fewer than two powers of ten are too few marks, more than four too many.
+            ruler.set_major_locator(LogLocator(subs=(1,) if high >= 100 * low else (1, 3), numticks=4))
         ruler.set_minor_formatter(NullFormatter())
     elif axis == "y" and positive.size:
         ax.set_ylim(0, 1.08 * positive.max())
     ruler.set_major_formatter(lambda value, _: plain(value))  # no powers of ten: their exponents are too small to read
+
+
+def tick_values(ax: Axes, values: Sequence[float], inches: float) -> None:
+    """Ticks on the x axis at `values` (rising), as many as have room. inches: about the width of the axes."""
+    ax.get_xlim()  # has the limits worked out
+    places = ax.transData.transform([(value, 1.0) for value in values])[:, 0]
+    places = places / ax.bbox.width * 72 * inches  # points
+    kept = [0]
+    for i in range(1, len(values)):
+        letters = (len(plain(values[i])) + len(plain(values[kept[-1]]))) / 2 + 1
+        if places[i] - places[kept[-1]] > 6.0 * letters:
+            kept.append(i)
+    ax.set_xticks([values[i] for i in kept], [plain(values[i]) for i in kept])
+    ax.set_xticks([], minor=True)
+
+
+def legend_below(figure: Figure, handles: Iterable[Artist]) -> None:
+    """A legend under everything, in as many columns as the sheet has room for."""
+    handles = list(handles)
+    longest = max((len(handle.get_label()) for handle in handles), default=1)
+    columns = int(figure.get_figwidth() * 72 / (6.0 * longest + 45))
+    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(6, columns)), frameon=False)
+
+
+def clipped(name: str, most: int = 18) -> str:
+    """A name that is no longer than `most`, its middle cut out."""
+    return name if len(name) <= most else f"{name[: (most - 1) // 2]}…{name[-(most // 2) :]}"
 
 
 def plain(value: float) -> str:

@@ -13,7 +13,21 @@ from ..metrics import summarize
 from ..numeric import is_number
 from ..timeline import CLOCKS, Timeline
 from .palette import OKABE_ITO, strategy_colour, tint
-from .sheet import by_name, clocks, finish, headline, new_sheet, panel_title, plain, scale, short, tidy
+from .sheet import (
+    by_name,
+    clipped,
+    clocks,
+    finish,
+    headline,
+    legend_below,
+    new_sheet,
+    panel_title,
+    plain,
+    scale,
+    short,
+    tick_values,
+    tidy,
+)
 
 MEASURES: dict[str, tuple[str, Callable[[dict], float | None]]] = {
     "Output tokens per second": ("tokens/s", lambda s: s["output_tokens_per_s"]),
@@ -60,14 +74,13 @@ def plot_batch_throughput(
     tidy(ax)
     ax.set_xscale("log", base=2)
     scale(ax, "y", [*y, y[0] * x[-1] / x[0]], ratio=8)
-    ax.set_xticks(x, [plain(batch) for batch in x])
-    ax.set_xticks([], minor=True)
+    tick_values(ax, x, inches=7.5)
     ax.set_xlabel("batch size, sequences in a step")
     ax.set_ylabel(f"output rate, tokens/s, {told}")
     gain = f"{short(y[-1] / y[0])} times the tokens/s at {short(x[-1] / x[0])} times the batch size"
     panel_title(ax, gain if len(x) > 1 else f"{short(y[0])} tokens/s at batch size {plain(x[0])}")
     headline(figure, "What a larger batch brings")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, ax.get_legend_handles_labels()[0])
     pairs = ", ".join(f"{short(speed)} at {plain(batch)}" for batch, speed in zip(x, y))
     mark = f" The ridge of the roofline is at batch size {short(ridge)}." if ridge is not None else ""
     return finish(figure, f"Output tokens per second, {told}, by batch size: {pairs}.{mark}")
@@ -114,7 +127,7 @@ def plot_strategy_spread(repeats: Mapping[str, Sequence[Timeline]]) -> Figure:
         ax.set_xlabel(f"{unit}, {clock}")
         panel_title(ax, title)
         sentences.append(f"{title} in {unit}: {'; '.join(facts)}")
-    axes[0].set_yticks(range(len(summaries)), list(summaries))
+    axes[0].set_yticks(range(len(summaries)), [clipped(name) for name in summaries])
     axes[0].invert_yaxis()
     counts = sorted({len(runs) for runs in repeats.values()})
     each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
