@@ -34,7 +34,10 @@ from .sheet import (
     short,
 )
 
-USED, ENDED, UNUSED = 0.8, 0.35, 0.15  # strength of the owner's colour
+KINDS = ("used", "ended", "unused")
+STRENGTHS = {"used": 0.8, "ended": 0.35, "unused": 0.15}  # of the owner's colour
+MARKS = {"ended": HATCHES[RowState.FINISHED], "unused": UNUSED_HATCH}
+NAMES = {"used": "in use", "ended": LABELS[RowState.FINISHED], "unused": "reserved, unused"}
 OUTSIDE = "#e8e8e8"
 MOST_ROWS = 24  # of a drawn pool
 
@@ -52,7 +55,8 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
     """The KV pools of runs as maps, a panel a run, equal areas for equal numbers of tokens.
 
     A run whose header says kv_layout "slots" owns a slice a slot; any other owns blocks, placed by the package's own
-    BlockKV, which is led through the record (`tables_at`).
+    BlockKV, which is led through the record (`tables_at`): the real blocks, but where requests were preempted or the
+    timeline is a slice; there which blocks may differ, not how many.
     time: seconds since the first arrival; None is when the last of the runs given holds most tokens.
     Raises InvalidParameter.
     """
@@ -73,31 +77,10 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for ax in axes[len(runs) :]:
         ax.set_axis_off()
-    sentences = []
-    for ax, (name, timeline) in zip(axes, runs.items()):
-        sums = {kind: sum(p.stop - p.start for p in maps[name] if p.kind == kind) for kind in KINDS}
-        slots = timeline.header.get("kv_layout") == "slots"
-        size = block_size(timeline)
-        _draw_pool(ax, maps[name], pools[name], wide, size)
-        _name_owners(ax, maps[name], wide, points=72 * (WIDTH / columns - 0.7))
-        ax.set(xlim=(0, wide), ylim=(max(rows.values()), 0), facecolor=OUTSIDE)
-        ax.set_xlabel("tokens")
-        ax.set_ylabel(
-            f"slot, {plain(size)} tokens each" if slots and size == wide else f"pool, rows of {plain(wide)} tokens"
-        )
-        ax.xaxis.set_major_formatter(lambda value, _: plain(value))
-        ax.locator_params(axis="x", nbins=5, integer=True)
-        numbers = range(0, max(rows.values()), max(1, max(rows.values()) // 6))
-        ax.set_yticks([number + 0.5 for number in numbers], [str(number) for number in numbers])
-        owners = len({piece.owner for piece in maps[name]})
-        what = "contiguous slices" if slots else f"blocks of {plain(size)} tokens"
-        told = f"{counted(owners, 'request')}, {percent(sums['unused'] / pools[name])} reserved but unused"
-        panel_title(ax, f"{clipped(name, 24)}, {what}\n{told}")
-        ended = f", {percent(sums['ended'] / pools[name])} held for requests that have ended" if sums["ended"] else ""
-        sentences.append(
-            f"{name} ({what}) holds {counted(owners, 'request')}: {percent(sums['used'] / pools[name])} of a pool of "
-            f"{plain(pools[name])} tokens used, {percent(sums['unused'] / pools[name])} reserved but unused{ended}"
-        )
+    sentences = [
+        _draw_panel(ax, name, timeline, maps[name], wide, max(rows.values()), points=72 * (WIDTH / columns - 0.7))
+        for ax, (name, timeline) in zip(axes, runs.items())
+    ]
     keys = [_key(kind) for kind in KINDS if any(piece.kind == kind for pieces in maps.values() for piece in pieces)]
     keys.append(Patch(facecolor="white", edgecolor="#bbbbbb", label="free"))
     if min(pools.values()) < wide * max(rows.values()):
@@ -106,12 +89,6 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
     when = f"{short(time)} s after the first arrival, {clocks(runs.values())}"
     headline(figure, f"Who owns the KV pool {when}; colours tell requests apart")
     return finish(figure, f"Memory map of the KV pool {when}. {'. '.join(sentences)}.")
-
-
-KINDS = ("used", "ended", "unused")
-_HATCHES = {"ended": HATCHES[RowState.FINISHED], "unused": UNUSED_HATCH}
-_STRENGTHS = {"used": USED, "ended": ENDED, "unused": UNUSED}
-_LABELS = {"used": "in use", "ended": LABELS[RowState.FINISHED], "unused": "reserved, unused"}
 
 
 def pieces_at(timeline: Timeline, position: int) -> list[Piece]:
@@ -188,19 +165,39 @@ def _row_tokens(runs: Mapping[str, Timeline], pool: int) -> int:
     return unit * -(-pool // (most * unit))
 
 
+def _draw_panel(
+    ax: Axes, name: str, timeline: Timeline, pieces: list[Piece], wide: int, rows: int, points: float
+) -> str:
+    """One run's pool, in an area of `rows` rows of `wide` tokens; returns what is seen, as a sentence."""
+    size, pool = block_size(timeline), _pool(timeline)
+    slots = timeline.header.get("kv_layout") == "slots"
+    shares = {k: percent(sum(p.stop - p.start for p in pieces if p.kind == k) / pool) for k in KINDS}
+    owners = counted(len({piece.owner for piece in pieces}), "request")
+    what = "contiguous slices" if slots else f"blocks of {plain(size)} tokens"
+    _draw_pool(ax, pieces, pool, wide, size)
+    _name_owners(ax, pieces, wide, points)
+    ax.set(xlim=(0, wide), ylim=(rows, 0), facecolor=OUTSIDE, xlabel="tokens")
+    whose = f"slot, {plain(size)} tokens each" if slots and size == wide else f"pool, rows of {plain(wide)} tokens"
+    ax.set_ylabel(whose)
+    ax.xaxis.set_major_formatter(lambda value, _: plain(value))
+    ax.locator_params(axis="x", nbins=5, integer=True)
+    numbers = range(0, rows, max(1, rows // 6))
+    ax.set_yticks([number + 0.5 for number in numbers], [str(number) for number in numbers])
+    panel_title(ax, f"{clipped(name, 24)}, {what}\n{owners}, {shares['unused']} reserved but unused")
+    ended = any(piece.kind == "ended" for piece in pieces)
+    return (
+        f"{name} ({what}) holds {owners}: {shares['used']} of a pool of {plain(pool)} tokens used, {shares['unused']} "
+        f"reserved but unused{', ' + shares['ended'] + ' held for requests that have ended' if ended else ''}"
+    )
+
+
 def _draw_pool(ax: Axes, pieces: list[Piece], pool: int, wide: int, size: int) -> None:
     _draw(ax, [Piece(0, pool, "", "free")], wide, "white", None, edge="#cccccc", gap=0.0)
     for kind in KINDS:
         chosen = [piece for piece in pieces if piece.kind == kind]
-        colours = [tint(request_colour(piece.owner), _STRENGTHS[kind]) for piece in chosen]
-        _draw(
-            ax,
-            chosen,
-            wide,
-            colours,
-            _HATCHES.get(kind),
-            edge="white" if kind == "used" and wide <= 64 * size else "none",
-        )
+        colours = [tint(request_colour(piece.owner), STRENGTHS[kind]) for piece in chosen]
+        edge = "white" if kind == "used" and wide <= 64 * size else "none"  # blocks that are wide enough stand apart
+        _draw(ax, chosen, wide, colours, MARKS.get(kind), edge)
 
 
 def _name_owners(ax: Axes, pieces: list[Piece], wide: int, points: float) -> None:
@@ -209,9 +206,8 @@ def _name_owners(ax: Axes, pieces: list[Piece], wide: int, points: float) -> Non
         row, left = divmod(piece.start, wide)
         inside = min(piece.stop, (row + 1) * wide) - piece.start
         if piece.kind != "unused" and inside / wide * points > 6.0 * (len(piece.owner) + 1):
-            ax.text(
-                left + inside / 2, row + 0.5, piece.owner, ha="center", va="center", fontsize=7.5, clip_on=True
-            )  # fmt: skip
+            middle = left + inside / 2
+            ax.text(middle, row + 0.5, piece.owner, ha="center", va="center", fontsize=7.5, clip_on=True)
 
 
 def _draw(ax: Axes, pieces: list[Piece], wide: int, colours, hatch: str | None, edge: str, gap: float = 0.06) -> None:
@@ -234,5 +230,5 @@ def _draw(ax: Axes, pieces: list[Piece], wide: int, colours, hatch: str | None, 
 
 
 def _key(kind: str) -> Patch:
-    face = tint("#0072B2", _STRENGTHS[kind])
-    return Patch(facecolor=face, edgecolor=UNUSED_INK, linewidth=0.5, hatch=_HATCHES.get(kind), label=_LABELS[kind])
+    face = tint("#0072B2", STRENGTHS[kind])
+    return Patch(facecolor=face, edgecolor=UNUSED_INK, linewidth=0.5, hatch=MARKS.get(kind), label=NAMES[kind])
