@@ -53,6 +53,13 @@ def one_pool() -> dict[str, Timeline]:
 
 
 @cache
+def small_blocks() -> Timeline:
+    """Blocks that hardly have room for their owners' names."""
+    engine = fake_engine("chunked", num_blocks=512, block_size=4, max_model_len=160, max_num_seqs=40)
+    return engine.run(fake_requests(120, seed=5, rate=400.0, longest=100))
+
+
+@cache
 def large() -> dict[str, Timeline]:
     workload = load_workload(
         "longtail:prompt_mean=400,output_min=16,output_max=900,alpha=0.9", num_requests=400, seed=1
@@ -132,6 +139,7 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("plot_kv_occupancy", "one step", lambda: viz.plot_kv_occupancy(one_step())),
     ("plot_kv_occupancy", "large", lambda: viz.plot_kv_occupancy({n: large()[n] for n in ("static", "chunked")})),
     ("plot_memory_map", "small", lambda: viz.plot_memory_map(one_pool())),
+    ("plot_memory_map", "names", lambda: viz.plot_memory_map(small_blocks())),
     ("plot_memory_map", "one step", lambda: viz.plot_memory_map(one_step())),
     ("plot_memory_map", "large", lambda: viz.plot_memory_map({n: large()[n] for n in ("static", "chunked")})),
     ("plot_strategy_spread", "small", lambda: viz.plot_strategy_spread(repeats(1))),

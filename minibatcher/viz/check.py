@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import chain, combinations
+from itertools import chain
 
 import numpy as np
 from matplotlib.axis import Axis
@@ -112,7 +112,7 @@ def _data(ax) -> Iterator[list]:
 
 def _texts(figure: Figure, renderer) -> Iterator[str]:
     """What is wrong with the texts of a figure that has just been drawn."""
-    boxes = []
+    names, boxes, slacks = [], [], []
     for text in _shown_texts(figure):
         box = text.get_window_extent(renderer)
         words = " ".join(text.get_text().split())
@@ -121,10 +121,15 @@ def _texts(figure: Figure, renderer) -> Iterator[str]:
         frame = (text.get_clip_on() and text.get_clip_box()) or figure.bbox
         if box.x0 < frame.x0 - 1 or box.y0 < frame.y0 - 1 or box.x1 > frame.x1 + 1 or box.y1 > frame.y1 + 1:
             yield f"{words!r} is clipped"
-        boxes.append((words, box, 0.15 * _points(text) * figure.dpi / 72))  # a line's own spacing holds no ink
-    for (words, a, slack), (others, b, _) in combinations(boxes, 2):
-        if min(a.x1, b.x1) - max(a.x0, b.x0) > slack and min(a.y1, b.y1) - max(a.y0, b.y0) > slack:
-            yield f"{words!r} and {others!r} overlap"
+        names.append(words)
+        boxes.append(box.extents)
+        slacks.append(0.15 * _points(text) * figure.dpi / 72)  # a line's own spacing holds no ink
+    left, bottom, right, top = np.array(boxes).reshape(-1, 4).T
+    common_width = np.minimum.outer(right, right) - np.maximum.outer(left, left)
+    common_height = np.minimum.outer(top, top) - np.maximum.outer(bottom, bottom)
+    slack = np.minimum.outer(slacks, slacks)
+    for i, j in np.argwhere(np.triu((common_width > slack) & (common_height > slack), 1)):
+        yield f"{names[i]!r} and {names[j]!r} overlap"
 
 
 def _shown_texts(figure: Figure) -> Iterator[Text]:

@@ -205,7 +205,7 @@ def _name_owners(ax: Axes, pieces: list[Piece], wide: int, points: float) -> Non
     for piece in pieces:
         row, left = divmod(piece.start, wide)
         inside = min(piece.stop, (row + 1) * wide) - piece.start
-        if piece.kind != "unused" and inside / wide * points > 6.0 * (len(piece.owner) + 1):
+        if piece.kind != "unused" and inside / wide * points > 5.0 * len(piece.owner) + 3:
             middle = left + inside / 2
             ax.text(middle, row + 0.5, piece.owner, ha="center", va="center", fontsize=7.5, clip_on=True)
 

@@ -100,9 +100,10 @@ def tick_values(ax: Axes, values: Sequence[float], inches: float) -> None:
 def legend_below(figure: Figure, handles: Iterable[Artist]) -> None:
     """A legend under everything, in as many columns as the sheet has room for."""
     handles = list(handles)
-    longest = max((len(handle.get_label()) for handle in handles), default=1)
-    columns = int(figure.get_figwidth() * 72 / (6.0 * longest + 45))
-    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, min(6, columns)), frameon=False)
+    widths = [6.0 * len(handle.get_label()) + 45 for handle in handles]  # points, about
+    room = 72 * figure.get_figwidth()
+    columns = len(handles) if sum(widths) < room else max(1, int(room / max(widths)))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
 
 
 def clipped(name: str, most: int = 18) -> str:
