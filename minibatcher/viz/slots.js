@@ -7,7 +7,7 @@
 
 const SPEEDS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];  // iterations a second
 const WHOLE_RUN_S = 15;  // the speed offered first plays a run in about this time
-const MANY = 600;  // iterations: of a longer run, half as many are seen at first
+const MANY = 600;  // columns: of a longer run, half as many are seen at first
 const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and one row
 
 const STYLE = `
@@ -33,7 +33,7 @@ const STYLE = `
   .mb-slots .totals { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 0 6px; }
   .mb-slots h4 { grid-column: 1 / -1; }
 }
-.mb-slots dt { font-size: 11px; line-height: 1.2; opacity: .75; }
+.mb-slots dt { font-size: 11px; font-weight: normal; line-height: 1.2; opacity: .75; }
 .mb-slots dd { margin: 0; font-variant-numeric: tabular-nums; font-weight: 600; line-height: 1.25; white-space: nowrap; }
 .mb-slots .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12px; margin: 4px 0 0; padding: 0; }
 .mb-slots .legend span { display: inline-flex; align-items: center; gap: 5px; }
@@ -240,8 +240,8 @@ export function mount(el, { data, arrays }, notify) {
     const notes = runs.flatMap(run => {
       const whose = runs.length > 1 ? `${run.title}: ` : "";
       return [
-        run.bin > 1 && `${whose}each column stands for ${run.bin} iterations, and a slot shows what it did in most of them; totals are exact.`,
-        run.shown < run.numSlots && `${whose}slots ${run.shown} to ${run.numSlots - 1} were never used and are not drawn.`,
+        run.bin > 1 && `${whose || "A long run: "}each column stands for ${run.bin} iterations, and a slot shows what it did in most of them; totals are exact.`,
+        run.shown < run.numSlots && `${whose || "Of all slots, "}slots ${run.shown} to ${run.numSlots - 1} were never used and are not drawn.`,
       ].filter(Boolean);
     });
     find("note").hidden = !notes.length;
@@ -329,8 +329,8 @@ export function mount(el, { data, arrays }, notify) {
 
   // As many iterations as were asked for; of a long run, and of one that grows, a part.
   function setFirstZoom() {
-    const few = data.live || (axis === "iterations" && steps() > MANY);
-    zoom = clamp((data.columns || (few ? MANY / 2 : steps())) / steps(), 0, 1);
+    const many = MANY * Math.max(...runs.map(run => run.bin)), few = data.live || (axis === "iterations" && steps() > many);
+    zoom = clamp((data.columns || (few ? many / 2 : steps())) / steps(), 0, 1);
   }
 
   function setZoom(factor) {
@@ -346,7 +346,8 @@ export function mount(el, { data, arrays }, notify) {
     story.replaceChildren(request ? tellStory(runs, run, request, where) : where);
     story.hidden = false;
     story.style.left = `${clamp(x + 14, 0, Math.max(0, root.clientWidth - story.offsetWidth - 4))}px`;
-    story.style.top = `${y + 16}px`;
+    const below = y + 16 + story.offsetHeight < root.clientHeight;
+    story.style.top = `${below ? y + 16 : Math.max(0, y - story.offsetHeight - 8)}px`;
     drawSoon();
   }
 

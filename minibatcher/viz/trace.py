@@ -83,7 +83,7 @@ def _trace(timeline: Timeline, first: int, size: int) -> tuple[dict[str, Any], A
             known.setdefault(row.request_id, len(known))
     since = timeline.steps[first - 1].start if 0 < first <= len(timeline.steps) else -math.inf
     changed = [r for r in timeline.requests.values() if r.finish_time is None or r.finish_time >= since]
-    reasons = _reasons(steps, changed)
+    reasons = _reasons(steps, changed, fills=timeline.header.get("strategy") in ("static", "dynamic"))
     origin, end = timeline.span
     data = {
         "name": str(timeline.header.get("strategy", "run")),
@@ -197,8 +197,11 @@ def _last_slot(steps: list[StepRecord], position: int, name: str) -> int | None:
     return None
 
 
-def _reasons(steps: list[StepRecord], requests: list[RequestRecord]) -> dict[str, str]:
-    """Why each request waited, as far as these steps tell: its own reason once it was the head of the queue."""
+def _reasons(steps: list[StepRecord], requests: list[RequestRecord], *, fills: bool) -> dict[str, str]:
+    """Why each request waited, as far as these steps tell: its own reason once it was the head of the queue.
+
+    fills: the strategy lets the engine wait until a batch is full.
+    """
     told = [(i, step.wait) for i, step in enumerate(steps) if step.wait and "reason" in step.wait]
     own = {wait.get("request_id"): wait for _, wait in told}  # the latest
     positions: dict[str, list[int]] = {}
@@ -220,6 +223,8 @@ def _reasons(steps: list[StepRecord], requests: list[RequestRecord]) -> dict[str
             out[r.request_id] = f"behind others in the queue: {reason}"
         elif low == high and low and steps[low - 1].end > r.arrival_time:
             out[r.request_id] = "a step was under way"
+        elif low == high and fills:
+            out[r.request_id] = "batch still filling"
     return out
 
 
