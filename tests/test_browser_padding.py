@@ -253,6 +253,7 @@ def test_the_keyboard_does_it_all(show):
     page.keyboard.press("Home")
     page.keyboard.press("ArrowLeft")  # not below one token
     assert json.loads(state(page)["lengths"]) == [grown, 1, 200]
+    assert page.inner_text(f"{ROOT} [role=alert]") == ""
     focused = "document.activeElement.getAttribute"
     assert page.evaluate(f'{focused}("aria-label")') == "prompt of request 2"
     assert page.evaluate(f'{focused}("aria-valuetext")') == "1 token"
@@ -340,7 +341,7 @@ def test_with_a_kernel_the_state_comes_back(lab, open_page):
     page.fill(f"{ROOT} input.prompt", "60")
     page.press(f"{ROOT} input.prompt", "Enter")
     page.locator(f'{ROOT} .pic[data-kind="prompt"] .end[tabindex="0"]').focus()
-    page.keyboard.press("ArrowDown")  # a row further, not a cell: JupyterLab's shortcuts are off in here
+    page.keyboard.press("ArrowDown")
     page.keyboard.press("Shift+ArrowLeft")
     page.wait_for_timeout(600)  # the kernel hears of it a little later
     assert run_cell(page, 1).strip() == "sorted [60, 3999]"
@@ -349,3 +350,32 @@ def test_with_a_kernel_the_state_comes_back(lab, open_page):
     assert state(page)["batchSize"] == "1" and cell_text(page, 0)
     assert_agrees(page)
     screenshot(page, "padding-lab")
+
+
+def test_jupyterlab_leaves_the_keys_to_the_picture(lab, open_page):
+    """In both forms: the arrows choose a row, not a cell, and a letter makes no cell."""
+    first = "from minibatcher.viz.padding import padding_view\npadding_view()"
+    page = lab.open(open_page, [first, "padding_view().widget()"])
+    page.set_default_timeout(10_000)
+    for number in range(2):
+        run_cell(page, number)
+        picture = page.locator(ROOT).nth(number)
+        picture.wait_for()
+        picture.locator('.pic[data-kind="prompt"] .end[tabindex="0"]').focus()
+        for key in (
+            "b",
+            "ArrowDown",
+            "Shift+ArrowLeft",
+            "ArrowUp",
+            "ArrowUp",
+            "d",
+            "d",
+            "ArrowDown",
+            "Shift+ArrowLeft",
+        ):
+            page.keyboard.press(key)
+        assert json.loads(picture.get_attribute("data-lengths")) == [50, 3998]
+        assert page.locator(".jp-Notebook .jp-Cell").count() == 2
+        picture.locator("input.prompt").fill("60")
+        picture.locator("input.prompt").press("Enter")
+        assert json.loads(picture.get_attribute("data-lengths")) == [50, 60]

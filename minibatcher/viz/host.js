@@ -12,6 +12,12 @@ function unpack(layout, bytes) {
 // Bytes of a message may begin anywhere in their buffer, and typed arrays want aligned ones.
 const aligned = view => new Uint8Array(view ? view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) : 0);
 
+// JupyterLab's shortcuts (b: a new cell, d d: this one goes) leave an element alone that says so itself; that an element
+// around it says so is not enough.
+function keepKeys(el) {
+  el.addEventListener("focusin", event => { event.target.dataset.lmSuppressShortcuts = "true"; });
+}
+
 // anywidget's entry.
 function render({ model, el }) {
   const source = () => ({ data: model.get("data"), arrays: unpack(model.get("parts"), aligned(model.get("packed"))) });
@@ -24,7 +30,7 @@ function render({ model, el }) {
     wanted = { ...wanted, ...values };
     if (!timer) timer = setTimeout(save, 250);
   };
-  el.dataset.lmSuppressShortcuts = "true";  // else JupyterLab takes keys such as Enter away from the picture's controls
+  keepKeys(el);
   const handle = mount(el, source(), notify);
   const onMessage = (message, buffers) => {
     if (handle.receive) handle.receive(message, unpack(message.layout || [], aligned(buffers && buffers[0])));
@@ -40,7 +46,7 @@ function mountInline(id, data, layout, base64) {
   if (!root) return;
   root.dataset.mounted = "true";
   const still = [...root.children], el = document.createElement("div");
-  el.dataset.lmSuppressShortcuts = "true";
+  keepKeys(el);
   root.append(el);
   try {
     const bytes = Uint8Array.from(atob(base64), c => c.charCodeAt(0));
