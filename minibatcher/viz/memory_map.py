@@ -130,10 +130,9 @@ def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str,
     first = timeline.steps[0]
     kv = BlockKV(first.kv_used_blocks + first.kv_free_blocks, block_size(timeline))
     holding: list[str] = []
-    ended: list[str] = []
     for step in timeline.steps[: position + 1]:
         staying = {row.request_id for row in step.rows}
-        for name in dict.fromkeys([*ended, *step.preempted, *holding]):
+        for name in holding:
             if name not in staying:
                 kv.free(name)
         for row in step.rows:
@@ -143,7 +142,7 @@ def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str,
                 tokens = max(tokens, record.num_prompt_tokens + sum(t <= step.start for t in record.token_times))
             if not kv.allocate(row.request_id, tokens):
                 return None
-        holding, ended = [row.request_id for row in step.rows], step.finished
+        holding = [row.request_id for row in step.rows]
     return {name: list(kv.table(name)) for name in holding}
 
 
