@@ -140,7 +140,7 @@ def test_the_check_finds(fault):
     assert any(phrase in problem for problem in problems), problems
 
 
-def test_texts_that_only_meet_at_80_percent_are_found():
+def test_both_zooms_are_looked_at():
     figure = good()
     a = figure.text(0.3, 0.5, "left")
     figure.text(0.36, 0.5, "right")
@@ -369,9 +369,14 @@ def test_map_is_drawn_at_the_moment_asked_for():
     runs = one_pool()
     assert "0.5 s after the first arrival, simulated" in words(viz.plot_memory_map(runs, time=0.5))
     both = viz.plot_memory_map(runs)
-    assert len({ax.get_ylim() for ax in both.axes}) == len({ax.get_xlim() for ax in both.axes}) == 1  # equal areas
     step = max(runs["continuous"].steps, key=lambda step: step.kv_tokens)
     assert f"blocks of 16 tokens) holds {len(step.rows)} requests" in both.alt
+
+
+def test_pools_of_unequal_size_have_equal_areas_for_equal_tokens():
+    figure = viz.plot_memory_map({"640 tokens": one_pool()["static"], "3,200 tokens": small()["static"]})
+    assert {ax.get_ylim() for ax in figure.axes} == {(4, 0)} and {ax.get_xlim() for ax in figure.axes} == {(0, 800)}
+    assert "no part of the pool" in words(figure)
 
 
 # What can't be drawn, and what is enormous
