@@ -135,6 +135,8 @@ def test_buttons_and_keys_step_through_a_run(open_page, files, timelines):
     assert press(page, "PageUp")["iteration"] in ("3", "4")
     assert press(page, "End")["iteration"] == str(steps)
     assert press(page, "ArrowRight")["iteration"] == str(steps)
+    page.locator(".scrub").focus()  # which has keys of its own
+    assert press(page, "Home", "ArrowRight", "ArrowRight")["iteration"] == "3"
     page.locator(".home").click()
     page.locator(".next").click()
     assert press(page)["iteration"] == "2"
@@ -143,6 +145,7 @@ def test_buttons_and_keys_step_through_a_run(open_page, files, timelines):
     assert page.locator(".mb-slots").get_attribute("data-playing") == "false"
     # What a screen reader is told once it stands still.
     page.wait_for_function(f"() => document.querySelector('.spoken').textContent.includes('iteration 1 of {steps}')")
+    assert f"iteration 1 of {steps}" in page.locator(".run canvas").first.get_attribute("aria-label")
 
 
 def test_it_plays_pauses_and_ends_by_itself(open_page, files, timelines):

@@ -98,7 +98,9 @@ def test_a_long_run_is_put_in_fewer_columns_without_losing_a_count(timelines):
 def test_a_slot_that_mostly_idled_in_a_column_is_idle_there():
     decode = RowRecord(0, "a", RowState.DECODE, 1, 5)
     prefill = decode._replace(state=RowState.PREFILL, num_tokens=4)
-    timeline = by_hand(step(0, [prefill]), step(1, [decode]), step(2, [decode]), step(3, []), step(4, []), step(5, []))
+    timeline = by_hand(
+        step(0, [prefill]), step(1, [decode]), step(2, [decode]), step(3, [decode]), step(4, []), step(5, [])
+    )
     grid = cells(trace(timeline, max_columns=2)[1], 2, 3)
     assert STATES[grid[0][0][1]] is RowState.DECODE and grid[1] == [None] * 3
 

@@ -25,8 +25,10 @@ const STYLE = `
 .mb-slots label { display: inline-flex; gap: 4px; align-items: center; }
 .mb-slots :is(button, select, input, summary):focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
 .mb-slots .scrub { display: block; margin: 6px 0 2px; box-sizing: border-box; accent-color: var(--accent); }
+.mb-slots .pace { font-size: 12px; opacity: .75; }
 .mb-slots .run { margin-top: 8px; }
 .mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; margin: 0; }
+.mb-slots dl { display: contents; }
 .mb-slots h4 { margin: 0; font-size: 15px; color: inherit; overflow: hidden; text-overflow: ellipsis; }
 .mb-slots .totals div { display: flex; flex-direction: column-reverse; }
 @container (max-width: 860px) {
@@ -54,10 +56,10 @@ const BODY = `
   <button class="play" title="play or pause (space)">▶ Play</button>
   <button class="next" aria-label="one iteration on" title="one iteration on (→)">+1</button>
   <button class="end" aria-label="to the end" title="the end (End)">▶|</button>
-  <label>speed <select class="speed" title="how fast it plays"></select></label>
+  <label>speed <select class="speed" title="iterations a second"></select></label><span class="pace"></span>
   <label>axis <select class="axis"><option>iterations</option><option>seconds</option></select></label>
-  <label>zoom <button class="out" aria-label="show more of the run" title="show more (−)">−</button>
-  <button class="in" aria-label="show less of the run" title="show less (+)">+</button></label>
+  <span>zoom <button class="out" aria-label="show more of the run" title="show more (−)">−</button>
+  <button class="in" aria-label="show less of the run" title="show less (+)">+</button></span>
 </div>
 <div class="runs"></div>
 <input class="scrub" type="range" min="0" step="any" aria-label="position in the run">
@@ -115,7 +117,6 @@ export function mount(el, { data, arrays }, notify) {
   root.className = "mb-slots";
   root.tabIndex = 0;
   root.style.setProperty("--accent", data.palette.accent);
-  root.dataset.lmSuppressShortcuts = "true";  // JupyterLab keeps its own keys to itself while this has the focus
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", data.alt);
   root.innerHTML = `<style>${STYLE}</style>${BODY}`;
@@ -133,7 +134,7 @@ export function mount(el, { data, arrays }, notify) {
   const pace = () => Number(speed.value) * (axis === "seconds" ? extent() / steps() : 1);
 
   function makeSection(run) {
-    const section = document.createElement("section"), head = document.createElement("dl");
+    const section = document.createElement("section"), head = document.createElement("div"), list = document.createElement("dl");
     section.className = "run";
     head.className = "totals";
     const title = document.createElement("h4"), values = TOTALS.map(([label]) => {
@@ -142,7 +143,8 @@ export function mount(el, { data, arrays }, notify) {
       box.append(name, value);
       return { box, name, value };
     });
-    head.append(title, ...values.map(v => v.box));
+    list.append(...values.map(v => v.box));
+    head.append(title, list);
     const canvas = document.createElement("canvas");
     canvas.setAttribute("role", "img");
     section.append(head, canvas);
@@ -186,7 +188,7 @@ export function mount(el, { data, arrays }, notify) {
     scrub.value = now;
     scrub.setAttribute("aria-valuetext", axis === "seconds" ? seconds(now) : `iteration ${whole(now)}`);
     Object.assign(root.dataset, { axis, now: now.toFixed(6), playing, speed: speed.value, shown: (v.to - v.from).toFixed(6), extent: extent().toFixed(6), request: chosen || "", frames: ++frames });
-    speed.title = axis === "seconds" ? `a second of the run takes ${seconds(1 / pace())}` : "iterations a second";
+    find("pace").textContent = axis === "seconds" ? `= ${Number(pace().toPrecision(2))} × real time` : "";
   }
 
   const drawSoon = () => { if (!drawPending) drawPending = requestAnimationFrame(() => { drawPending = 0; draw(); }); };
@@ -261,12 +263,15 @@ export function mount(el, { data, arrays }, notify) {
     notify({ iteration: first.iteration, time: first.time, axis, playing, request: chosen });
     if (playing) return;
     clearTimeout(spoken);
-    spoken = setTimeout(() => { find("spoken").textContent = sentence(); }, 400);
+    spoken = setTimeout(() => { find("spoken").textContent = describe(); }, 400);
   }
 
-  const sentence = () => runs.map(run => {
+  // The moment in words, for who can't see it.
+  const describe = () => runs.map((run, i) => {
     const m = run.moment(axis, Math.min(now, run.extent(axis)));
-    return `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
+    const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
+    sections[i].canvas.setAttribute("aria-label", words);
+    return words;
   }).join(". ");
 
   // To the next or previous end of an iteration in any of the runs.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from ..errors import InvalidParameter
 from ..timeline import Timeline
 from .interactive import Interactive
@@ -13,6 +15,7 @@ from .plots import STRENGTH, describe, plot_comparison, plot_slots, slots_text
 from .trace import STATES, check, trace
 
 AXES = ("iterations", "seconds")
+TALLEST = 7.0  # inches, of the still picture of one run
 
 
 def animate(
@@ -88,8 +91,10 @@ def palette() -> dict[str, Any]:
     }
 
 
-def _still(runs: Mapping[str, Timeline], axis: str):
+def _still(runs: Mapping[str, Timeline], axis: str) -> Figure:
     if len(runs) > 1:
         return plot_comparison(runs, width=10.0)
     (timeline,) = runs.values()
-    return plot_slots(timeline, x="time" if axis == "seconds" else "step").figure
+    height = min(1.6 + 0.22 * timeline.num_slots, TALLEST)
+    ax = Figure(figsize=(10, height), layout="constrained").add_subplot()
+    return plot_slots(timeline, ax, x="time" if axis == "seconds" else "step").figure
