@@ -1,7 +1,7 @@
 """What a fixed batch computes for nobody, for any set of lengths: padding of the prompts, rows that have ended.
 
 A prompt's row is as wide as the batch's longest prompt; an answer's row runs as many steps as the batch's longest
-answer. `padding.js` computes the same numbers, so that the picture moves without a kernel.
+answer. `padding_numbers.js` computes the same, so that the picture moves without a kernel.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def padding_text(
 
 
 def _sentences(lengths: Sequence[int], outputs: Sequence[int], batch_size: int | None, order: str) -> tuple[str, str]:
-    """What the prefills cost and what the answers cost; padding.js says the same."""
+    """What the prefills cost and what the answers cost; padding_numbers.js says the same."""
     prefill = padding_numbers(lengths, batch_size, order)
     ended = ended_numbers(outputs, prefill.batches)
     num_batches = len(prefill.batches)
