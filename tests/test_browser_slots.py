@@ -103,8 +103,11 @@ def test_totals_are_those_of_the_metrics(open_page, files, timelines):
         assert found["run"] == name and found["clock"] == "simulated"
         assert float(found["tokensPerS"]) == pytest.approx(summary["output_tokens_per_s"])
         assert float(found["time"]) == pytest.approx(max(t.duration for t in timelines.values()), abs=1e-5) or i == 1
-        assert page.locator(".run").nth(i).locator("dd").nth(4).inner_text() == f"{summary['output_tokens_per_s']:,.0f}"
-    assert page.locator(".run dt").all_inner_texts()[1] == "time, simulated"
+        assert (
+            page.locator(".run").nth(i).locator(".value").nth(4).inner_text()
+            == f"{summary['output_tokens_per_s']:,.0f}"
+        )
+    assert page.locator(".run .name").all_inner_texts()[1] == "time, simulated"
 
 
 def test_every_iteration_shows_what_the_timeline_says(open_page, files, timelines):
@@ -255,6 +258,13 @@ def test_the_keyboard_reaches_every_story(open_page, files):
     assert "continuous" in page.locator(".story").inner_text() or "idle" in page.locator(".story").inner_text()
     press(page, "Escape")
     assert not page.locator(".story").is_visible()
+    page.locator(".mb-slots").focus()
+    press(page, "End", "ArrowDown", "Space")  # it plays from the beginning, and the story is that of whoever sits there
+    page.wait_for_function(
+        """() => { const { request, now, extent } = document.querySelector(".mb-slots").dataset;
+        return now < extent / 2 && request && document.querySelector(".run").dataset.slots.startsWith(request + ":"); }"""
+    )
+    press(page, "Space", "Escape")
     page.locator(".keys summary").focus()
     press(page, "Enter")
     assert page.locator(".keys kbd").first.is_visible()
@@ -372,7 +382,7 @@ def test_the_page_of_the_command_plays(open_page, tmp_path):
     args = ["simulate", "--num-requests", "20", "--max-num-seqs", "8", "--strategies", "static", "chunked", "--quiet"]
     assert main([*args, "--html", str(path)]) == 0
     page = open_page(path)
-    assert page.locator(".run h4").all_inner_texts() == ["static", "chunked"]
+    assert page.locator(".run .title").all_inner_texts() == ["static", "chunked"]
     assert page.locator("table.comparison tbody tr").count() > 20
     assert "SIMULATED" in page.locator("table.comparison caption").inner_text()
     page.locator(".play").click()

@@ -13,7 +13,7 @@ const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and 
 const STYLE = `
 .mb-slots { --bg: var(--jp-layout-color0, Canvas); --fg: var(--jp-content-font-color1, CanvasText);
   position: relative; box-sizing: border-box; background: var(--bg); color: var(--fg); padding: 4px 6px 6px; margin-bottom: 6px;
-  font: 13px/1.4 system-ui, sans-serif; border-radius: 4px; outline-offset: 1px; min-width: 0; container-type: inline-size; }
+  font: 13px/1.4 system-ui, sans-serif; border-radius: 4px; outline-offset: -2px; min-width: 0; container-type: inline-size; }
 .mb-slots:focus-visible { outline: 2px solid currentColor; }
 .mb-slots canvas { display: block; width: 100%; touch-action: pan-y; }
 .mb-slots .bar { display: flex; flex-wrap: wrap; gap: 4px 6px; align-items: center; margin: 4px 0; }
@@ -28,15 +28,14 @@ const STYLE = `
 .mb-slots .pace { font-size: 12px; opacity: .75; }
 .mb-slots .run { margin-top: 8px; }
 .mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; margin: 0; }
-.mb-slots dl { display: contents; }
-.mb-slots h4 { margin: 0; font-size: 15px; color: inherit; overflow: hidden; text-overflow: ellipsis; }
-.mb-slots .totals div { display: flex; flex-direction: column-reverse; }
+.mb-slots .title { font-size: 15px; font-weight: 700; overflow: hidden; text-overflow: ellipsis; }
+.mb-slots .total { display: flex; flex-direction: column-reverse; justify-content: flex-end; }
 @container (max-width: 860px) {
-  .mb-slots .totals { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 0 6px; }
-  .mb-slots h4 { grid-column: 1 / -1; }
+  .mb-slots .totals { grid-template-columns: repeat(auto-fill, minmax(70px, 1fr)); gap: 2px 6px; }
+  .mb-slots .title { grid-column: 1 / -1; }
 }
-.mb-slots dt { font-size: 11px; font-weight: normal; line-height: 1.2; opacity: .75; }
-.mb-slots dd { margin: 0; font-variant-numeric: tabular-nums; font-weight: 600; line-height: 1.25; white-space: nowrap; }
+.mb-slots .name { font-size: 11px; line-height: 1.2; opacity: .75; }
+.mb-slots .value { font-variant-numeric: tabular-nums; font-weight: 600; line-height: 1.25; white-space: nowrap; }
 .mb-slots .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12px; margin: 4px 0 0; padding: 0; }
 .mb-slots .legend span { display: inline-flex; align-items: center; gap: 5px; }
 .mb-slots .legend canvas { width: 24px; height: 12px; }
@@ -78,7 +77,7 @@ const TOTALS = [  // label, what it shows at a moment
   ["iteration", (run, m) => `${whole(m.iteration)} of ${whole(run.iterations)}`],
   ["time", (run, m) => seconds(m.time)],
   ["useful slots", (run, m) => percent(m.useful)],
-  ["padding tokens", (run, m) => percent(m.padding)],
+  ["padding", (run, m) => percent(m.padding)],
   ["output tokens/s", (run, m) => run.total.output ? whole(m.tokensPerSecond) : "–"],
   ["waiting", (run, m) => whole(m.waiting)],
   ["KV blocks", (run, m) => run.kvBlocks ? `${whole(m.kv)} of ${whole(run.kvBlocks)}` : "–"],
@@ -134,17 +133,18 @@ export function mount(el, { data, arrays }, notify) {
   const pace = () => Number(speed.value) * (axis === "seconds" ? extent() / steps() : 1);
 
   function makeSection(run) {
-    const section = document.createElement("section"), head = document.createElement("div"), list = document.createElement("dl");
-    section.className = "run";
-    head.className = "totals";
-    const title = document.createElement("h4"), values = TOTALS.map(([label]) => {
-      const box = document.createElement("div"), name = document.createElement("dt"), value = document.createElement("dd");
+    // No lists and no headings: each page around us has a style of its own for those.
+    const make = (kind, name) => { const e = document.createElement(kind); e.className = name; return e; };
+    const section = make("section", "run"), head = make("div", "totals"), title = make("div", "title");
+    title.setAttribute("role", "heading");
+    title.setAttribute("aria-level", "4");
+    const values = TOTALS.map(([label]) => {
+      const box = make("div", "total"), name = make("span", "name"), value = make("span", "value");
       name.textContent = label;
       box.append(name, value);
       return { box, name, value };
     });
-    list.append(...values.map(v => v.box));
-    head.append(title, list);
+    head.append(title, ...values.map(v => v.box));
     const canvas = document.createElement("canvas");
     canvas.setAttribute("role", "img");
     section.append(head, canvas);
@@ -304,6 +304,7 @@ export function mount(el, { data, arrays }, notify) {
     before = time;
     now = Math.min(now + passed * pace(), extent());
     draw();
+    follow();
     if (now >= extent()) { pause(); return; }
     tell();
     frame = requestAnimationFrame(advance);
@@ -395,6 +396,7 @@ export function mount(el, { data, arrays }, notify) {
     const top = sections[i].canvas.offsetTop + places[i].top + slot * places[i].row;
     const where = cell ? `slot ${slot} · ${stateLabel(cell)}` : `slot ${slot}: idle`;
     show(run, cell && run.requests[cell.request], where, places[i].left - 14, top);
+    if (playing) return;
     clearTimeout(spoken);
     find("spoken").textContent = [...story.querySelectorAll("p")].map(p => p.textContent).join(". ") || story.textContent;
   }
