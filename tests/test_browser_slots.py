@@ -262,7 +262,8 @@ def test_the_keyboard_reaches_every_story(open_page, files):
     press(page, "End", "ArrowDown", "Space")  # it plays from the beginning, and the story is that of whoever sits there
     page.wait_for_function(
         """() => { const { request, now, extent } = document.querySelector(".mb-slots").dataset;
-        return now < extent / 2 && request && document.querySelector(".run").dataset.slots.startsWith(request + ":"); }"""
+        const { slots } = document.querySelector(".run").dataset;
+        return now < extent / 2 && request && slots.startsWith(request + ":"); }"""
     )
     press(page, "Space", "Escape")
     page.locator(".keys summary").focus()
