@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fakes import fake_engine, fake_requests, fake_run
 from figure_cases import FIGURES, laptop_cost, one_pool, preempting, small
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from test_metrics import by_hand
@@ -156,6 +156,8 @@ def test_palette_tints_and_greys_pass():
     assert in_palette((0.5, 0.5, 0.5)) and in_palette((0, 0, 0))
     for foreign in ((1, 0, 0), (0, 1, 0), (0.4, 0.2, 0.6), (0.0, 0.3, 0.45)):  # the last is a shade of blue, no tint
         assert not in_palette(foreign)
+    # matplotlib's own colours, some of which are near
+    assert not any(in_palette(to_rgb(f"C{i}")) for i in range(10) if i != 7)  # C7 is grey
 
 
 # What the figures show
