@@ -18,6 +18,7 @@ from minibatcher.simulate import run_simulation
 from minibatcher.timeline import Timeline
 from minibatcher.viz.cover import draw as draw_cover
 from minibatcher.viz.padding import plot_padding
+from minibatcher.viz.slots import animate
 from minibatcher.workload import load_workload
 
 STRATEGIES = ("static", "dynamic", "continuous", "chunked")
@@ -90,6 +91,11 @@ def many() -> dict[str, Timeline]:
     return {f"chunked prefill, variant number {i}": small()["chunked"] for i in range(8)}
 
 
+@cache
+def many_slots() -> Timeline:
+    return fake_run("chunked", fake_requests(300, seed=1, rate=4000), max_num_seqs=128, num_blocks=4000)
+
+
 def one_step() -> Timeline:
     return by_hand().slice(0, 1)
 
@@ -151,6 +157,10 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("plot_kv_occupancy", "many", lambda: viz.plot_kv_occupancy(many())),
     ("plot_memory_map", "many", lambda: viz.plot_memory_map(many())),
     ("plot_strategy_spread", "many", lambda: viz.plot_strategy_spread({name: [run] for name, run in many().items()})),
+    ("_still", "small", lambda: animate(small()["static"]).still),
+    ("_still", "large", lambda: animate(large()["chunked"]).still),
+    ("_still", "two", lambda: animate({n: small()[n] for n in ("static", "chunked")}).still),
+    ("_still", "slots", lambda: animate(many_slots()).still),
     ("plot_padding", "two", plot_padding),
     ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
     ("draw", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),

@@ -54,7 +54,7 @@ def test_every_figure_maker_is_in_the_list():
     for module in pkgutil.iter_modules(viz.__path__, "minibatcher.viz."):
         for name, function in inspect.getmembers(import_module(module.name), inspect.isfunction):
             returns = inspect.signature(function).return_annotation
-            drawn = name.startswith(("plot_", "draw")) and returns in ("Figure", "Axes")
+            drawn = name.startswith(("plot_", "draw", "_still")) and returns in ("Figure", "Axes")
             if drawn and function.__module__ == module.name:
                 makers.add(name)
     assert makers == {name for name, _, _ in FIGURES}

@@ -164,10 +164,11 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
     )
     left, middle, right = bottom.subplots(1, 3)
     speeds = {name: s["output_tokens_per_s"] for name, s in summaries.items()}
-    _bars(left, {"": speeds}, "Output tokens per second", f"tokens/s, {clock}")
+    fontsize = "medium" if width >= 12 else "small"
+    _bars(left, {"": speeds}, "Output tokens per second", f"tokens/s, {clock}", fontsize)
     for ax, key, what in ((middle, "ttft_ms", "Time to first token"), (right, "itl_ms", "Inter-token latency")):
         groups = {p: {name: s[key][p] for name, s in summaries.items()} for p in ("p50", "p99")}
-        _bars(ax, groups, f"{what}, p50 and p99", f"ms, {clock}")
+        _bars(ax, groups, f"{what}, p50 and p99", f"ms, {clock}", fontsize)
     return finish(figure, " ".join(describe(timeline) for timeline in timelines.values()))
 
 
@@ -245,7 +246,7 @@ def _name_requests(ax: Axes, runs: list[Run], extent: float) -> None:
             )  # fmt: skip
 
 
-def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit: str) -> None:
+def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit: str, fontsize: str) -> None:
     """One group of bars a percentile (or a single one), one bar a strategy, the value written at its end."""
     names = list(next(iter(groups.values())))
     top = max((v for group in groups.values() for v in group.values() if v is not None), default=0.0) or 1.0
@@ -263,7 +264,7 @@ def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit
     ax.xaxis.set_major_locator(MaxNLocator(4 if top < 1e5 else 2))  # so that long labels stand apart, too
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     ax.set_xlabel(unit)
-    ax.set_title(title, loc="left", fontsize="medium")
+    ax.set_title(title, loc="left", fontsize=fontsize)
     ax.spines[["top", "right"]].set_visible(False)
 
 

@@ -12,6 +12,7 @@ from ..timeline import Timeline
 from .interactive import Interactive
 from .palette import HATCHES, LABELS, LETTERS, OKABE_ITO, PADDING, REQUEST_COLOURS
 from .plots import STRENGTH, describe, plot_comparison, plot_slots, slots_text
+from .sheet import finish
 from .trace import STATES, check, trace
 
 AXES = ("iterations", "seconds")
@@ -97,4 +98,6 @@ def _still(runs: Mapping[str, Timeline], axis: str) -> Figure:
     (timeline,) = runs.values()
     height = min(1.6 + 0.22 * timeline.num_slots, TALLEST)
     ax = Figure(figsize=(10, height), layout="constrained").add_subplot()
-    return plot_slots(timeline, ax, x="time" if axis == "seconds" else "step").figure
+    names = timeline.num_slots <= 40  # of more, rows are lower than the letters
+    plot_slots(timeline, ax, x="time" if axis == "seconds" else "step", names=names)
+    return finish(ax.figure, describe(timeline))
