@@ -12,13 +12,15 @@ const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and 
 
 const STYLE = `
 .mb-slots { --bg: var(--jp-layout-color0, Canvas); --fg: var(--jp-content-font-color1, CanvasText);
-  position: relative; box-sizing: border-box; background: var(--bg); color: var(--fg); padding: 4px 6px 6px; margin-bottom: 6px;
-  font: 13px/1.4 system-ui, sans-serif; border-radius: 4px; outline-offset: -2px; min-width: 0; container-type: inline-size; }
+  position: relative; box-sizing: border-box; min-width: 0; container-type: inline-size; padding: 4px 6px 6px;
+  margin-bottom: 6px; background: var(--bg); color: var(--fg); font: 13px/1.4 system-ui, sans-serif;
+  border-radius: 4px; outline-offset: -2px; }
 .mb-slots:focus-visible { outline: 2px solid currentColor; }
 .mb-slots canvas { display: block; width: 100%; touch-action: pan-y; }
 .mb-slots .bar { display: flex; flex-wrap: wrap; gap: 4px 6px; align-items: center; margin: 4px 0; }
-.mb-slots button, .mb-slots select { font: inherit; color: inherit; background: transparent; padding: 2px 8px; height: 27px;
-  box-sizing: border-box; border: 1px solid color-mix(in srgb, currentColor 35%, transparent); border-radius: 5px; }
+.mb-slots button, .mb-slots select { font: inherit; color: inherit; background: transparent; padding: 2px 8px;
+  height: 27px; box-sizing: border-box; border: 1px solid color-mix(in srgb, currentColor 35%, transparent);
+  border-radius: 5px; }
 .mb-slots select { padding: 0 2px; } .mb-slots option { color: CanvasText; background: Canvas; }
 .mb-slots button:hover { background: color-mix(in srgb, currentColor 12%, transparent); }
 .mb-slots button.play { min-width: 86px; font-weight: 600; }
@@ -27,7 +29,7 @@ const STYLE = `
 .mb-slots .scrub { display: block; margin: 6px 0 2px; box-sizing: border-box; accent-color: var(--accent); }
 .mb-slots .pace { font-size: 12px; opacity: .75; }
 .mb-slots .run { margin-top: 8px; }
-.mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; margin: 0; }
+.mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; }
 .mb-slots .title { font-size: 15px; font-weight: 700; overflow: hidden; text-overflow: ellipsis; }
 .mb-slots .total { display: flex; flex-direction: column-reverse; justify-content: flex-end; }
 @container (max-width: 860px) {
@@ -40,7 +42,8 @@ const STYLE = `
 .mb-slots .legend span { display: inline-flex; align-items: center; gap: 5px; }
 .mb-slots .legend canvas { width: 24px; height: 12px; }
 .mb-slots .note, .mb-slots details { font-size: 12px; margin: 4px 0 0; }
-.mb-slots kbd { font: inherit; border: 1px solid color-mix(in srgb, currentColor 40%, transparent); border-radius: 3px; padding: 0 4px; }
+.mb-slots kbd { font: inherit; border: 1px solid color-mix(in srgb, currentColor 40%, transparent); padding: 0 4px;
+  border-radius: 3px; }
 .mb-slots .story { position: absolute; z-index: 2; width: max-content; max-width: min(380px, 90%); padding: 6px 9px;
   font-size: 12px; background: var(--bg); border: 1px solid currentColor; border-radius: 5px; pointer-events: none;
   box-shadow: 0 2px 8px rgb(0 0 0 / 35%); }
@@ -62,7 +65,7 @@ const BODY = `
 </div>
 <div class="runs"></div>
 <input class="scrub" type="range" min="0" step="any" aria-label="position in the run">
-<canvas class="overview" role="img" aria-label="the whole run: share of slots doing useful work; click to go there"></canvas>
+<canvas class="overview" role="img" aria-label="the whole run: share of useful slots; click to go there"></canvas>
 <div class="legend" aria-label="what textures and letters mean"></div>
 <p class="note" hidden></p>
 <details class="keys"><summary>Keys</summary><kbd>space</kbd> play or pause · <kbd>←</kbd> <kbd>→</kbd> one iteration ·
@@ -86,7 +89,8 @@ const TOTALS = [  // label, what it shows at a moment
 function tellStory(runs, run, request, where) {
   const p = document.createElement("div"), since = t => seconds(t - run.origin);
   const line = text => { const e = document.createElement("p"); e.textContent = text; p.append(e); return e; };
-  const head = line(`${where ? ` · ${where}` : ""}${runs.length > 1 ? ` · ${run.title}` : ""}`), name = document.createElement("b");
+  const head = line([where, runs.length > 1 && run.title].filter(Boolean).map(text => ` · ${text}`).join(""));
+  const name = document.createElement("b");
   name.textContent = request.id;
   head.prepend(name);
   if (request.arrival == null) { line("The run has no record of this request beyond its rows."); return p; }
@@ -95,23 +99,28 @@ function tellStory(runs, run, request, where) {
   else {
     const wait = request.scheduled - request.arrival;
     line(wait > 5e-4 ? `waited ${seconds(wait)}${request.why ? `: ${request.why}` : ""}` : "did not wait");
-    line(`started at ${since(request.scheduled)}${request.first_token == null ? "" : `, first token at ${since(request.first_token)} (TTFT ${seconds(request.first_token - request.arrival)})`}`);
+    const first = request.first_token, ttft = first == null ? "" : seconds(first - request.arrival);
+    line(`started at ${since(request.scheduled)}${ttft && `, first token at ${since(first)} (TTFT ${ttft})`}`);
   }
   const gaps = request.output_tokens - 1;
-  const pace = gaps > 0 && request.first_token != null ? `, ${seconds((request.last_token - request.first_token) / gaps)} for each after the first` : "";
-  line(`${whole(request.output_tokens)} output tokens${pace}`);
+  const each = gaps > 0 && request.first_token != null && seconds((request.last_token - request.first_token) / gaps);
+  line(`${whole(request.output_tokens)} output tokens${each ? `, ${each} for each after the first` : ""}`);
   if (request.finish != null) line(`ended at ${since(request.finish)}: ${request.reason || "no reason recorded"}`);
   if (request.preemptions) line(`preempted ${request.preemptions === 1 ? "once" : `${request.preemptions} times`}`);
   for (const other of runs) {
     const same = other !== run && other.order.find(r => r.id === request.id);
-    if (same && same.finish != null) line(`under ${other.title}: first token at ${seconds(same.first_token == null ? null : same.first_token - other.origin)}, ended at ${seconds(same.finish - other.origin)}`);
+    if (!same || same.finish == null || same.first_token == null) continue;
+    const first = seconds(same.first_token - other.origin), last = seconds(same.finish - other.origin);
+    line(`under ${other.title}: first token at ${first}, ended at ${last}`);
   }
   return p;
 }
 
 export function mount(el, { data, arrays }, notify) {
-  const pick = i => Object.fromEntries(Object.entries(arrays).filter(([name]) => name.startsWith(`${i}.`)).map(([name, a]) => [name.slice(`${i}.`.length), a]));
-  const runs = data.runs.map((run, i) => new Run({ ...run, first: 0 }, pick(i)));
+  const runs = data.runs.map((run, i) => {
+    const prefix = `${i}.`, own = Object.entries(arrays).filter(([name]) => name.startsWith(prefix));
+    return new Run(run, Object.fromEntries(own.map(([name, array]) => [name.slice(prefix.length), array])));
+  });
   const root = document.createElement("div");
   root.className = "mb-slots";
   root.tabIndex = 0;
@@ -122,7 +131,8 @@ export function mount(el, { data, arrays }, notify) {
   el.append(root);
   const find = name => root.querySelector(`.${name}`), buttons = {};
   for (const name of ["home", "back", "play", "next", "end", "out", "in"]) buttons[name] = find(name);
-  const scrub = find("scrub"), speed = find("speed"), axisChoice = find("axis"), overview = find("overview"), story = find("story");
+  const scrub = find("scrub"), speed = find("speed"), axisChoice = find("axis");
+  const overview = find("overview"), story = find("story");
   const sections = runs.map(makeSection);
   let axis = data.axis, now = 0, zoom = 1, from = 0, playing = false, frame = 0, before = 0, frames = 0;
   let theme = null, places = [], chosen = null, slotChosen = null, spoken = 0, drawPending = 0, zoomed = false;
@@ -187,7 +197,10 @@ export function mount(el, { data, arrays }, notify) {
     scrub.max = extent();
     scrub.value = now;
     scrub.setAttribute("aria-valuetext", axis === "seconds" ? seconds(now) : `iteration ${whole(now)}`);
-    Object.assign(root.dataset, { axis, now: now.toFixed(6), playing, speed: speed.value, shown: (v.to - v.from).toFixed(6), extent: extent().toFixed(6), request: chosen || "", frames: ++frames });
+    Object.assign(root.dataset, {
+      axis, playing, now: now.toFixed(6), extent: extent().toFixed(6), shown: (v.to - v.from).toFixed(6),
+      speed: speed.value, request: chosen || "", frames: ++frames,
+    });
     find("pace").textContent = axis === "seconds" ? `= ${Number(pace().toPrecision(2))} × real time` : "";
   }
 
@@ -195,7 +208,7 @@ export function mount(el, { data, arrays }, notify) {
 
   function emptySentence(run) {
     const n = run.order.length;
-    return n ? `No step has run; ${whole(n)} request${n === 1 ? "" : "s"} submitted` : "No step has run, and nothing was submitted";
+    return `No step has run; requests submitted: ${n ? whole(n) : "none"}`;
   }
 
   function showTotals(run, moment, { section, title, values }) {
@@ -205,16 +218,21 @@ export function mount(el, { data, arrays }, notify) {
       if (values[i].value.textContent !== text) values[i].value.textContent = text;
     });
     values[1].name.textContent = `time, ${run.clock}`;
-    values[0].box.title = run.firstIndex ? `this is a part of a run: its first iteration has number ${run.firstIndex}` : "";
+    values[0].box.title = run.firstIndex ? `a part of a run: its first iteration has number ${run.firstIndex}` : "";
     const told = section.dataset, letters = data.palette.letters;
     if (told.column === String(moment.column) && told.at === now.toFixed(6) && told.count === String(run.count)) return;
     Object.assign(told, {
-      run: run.title, clock: run.clock, column: moment.column, at: now.toFixed(6), count: run.count, iteration: moment.iteration, iterations: run.iterations,
-      time: moment.time.toFixed(6), useful: moment.useful ?? "", padding: moment.padding ?? "", outputTokens: moment.output,
-      tokensPerS: moment.tokensPerSecond ?? "", waiting: moment.waiting, kv: moment.kv, queue: moment.queue.map(r => r.id).join(" "),
-      slots: moment.cells.map(c => c ? `${run.requests[c.request].id}:${letters[data.palette.states[c.state]]}` : letters.idle).join(" "),
+      run: run.title, clock: run.clock, at: now.toFixed(6), column: moment.column, count: run.count,
+      iteration: moment.iteration, iterations: run.iterations, time: moment.time.toFixed(6),
+      useful: moment.useful ?? "", padding: moment.padding ?? "", kv: moment.kv, waiting: moment.waiting,
+      outputTokens: moment.output, tokensPerS: moment.tokensPerSecond ?? "",
+      queue: moment.queue.map(request => request.id).join(" "),
+      slots: moment.cells.map(cell => cell ? inLetters(run, cell) : letters.idle).join(" "),
     });
   }
+
+  const letterOf = cell => data.palette.letters[data.palette.states[cell.state]];
+  const inLetters = (run, cell) => `${run.requests[cell.request].id}:${letterOf(cell)}`;
 
   function drawLegend() {
     const legend = find("legend"), { states, labels, letters } = data.palette;
@@ -240,11 +258,11 @@ export function mount(el, { data, arrays }, notify) {
 
   function showNotes() {
     const notes = runs.flatMap(run => {
-      const whose = runs.length > 1 ? `${run.title}: ` : "";
-      return [
-        run.bin > 1 && `${whose || "A long run: "}each column stands for ${run.bin} iterations, and a slot shows what it did in most of them; totals are exact.`,
-        run.shown < run.numSlots && `${whose || "Of all slots, "}slots ${run.shown} to ${run.numSlots - 1} were never used and are not drawn.`,
-      ].filter(Boolean);
+      const whose = runs.length > 1 ? `In ${run.title}, ` : "Here ", said = [];
+      if (run.bin > 1)
+        said.push(`${whose}each column stands for ${run.bin} iterations and shows what a slot did in most; totals are exact.`);
+      if (run.shown < run.numSlots) said.push(`${whose}slots from ${run.shown} on were never used and are not drawn.`);
+      return said;
     });
     find("note").hidden = !notes.length;
     find("note").textContent = notes.join(" ");
@@ -269,7 +287,8 @@ export function mount(el, { data, arrays }, notify) {
   // The moment in words, for who can't see it.
   const describe = () => runs.map((run, i) => {
     const m = run.moment(axis, Math.min(now, run.extent(axis)));
-    const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
+    const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, ` +
+      `useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
     sections[i].canvas.setAttribute("aria-label", words);
     return words;
   }).join(". ");
@@ -278,16 +297,18 @@ export function mount(el, { data, arrays }, notify) {
   function step(direction) {
     pause();
     const ends = runs.flatMap(run => {
-      const right = run.edges[axis].right, i = direction > 0 ? countUpTo(right, now + 1e-9) : countUpTo(right, now - 1e-9, true) - 1;
+      const { right } = run.edges[axis];
+      const i = direction > 0 ? countUpTo(right, now + 1e-9) : countUpTo(right, now - 1e-9, true) - 1;
       return i >= 0 && i < right.length ? [right[i]] : [];
     });
     if (ends.length) seek(direction > 0 ? Math.min(...ends) : Math.max(...ends));
     follow();
   }
 
-  const home = () => { pause(); seek(Math.min(...runs.filter(run => run.count).map(run => run.edges[axis].right[0]), extent())); follow(); };
-  const end = () => { pause(); seek(extent()); follow(); };
-  const jump = share => { pause(); seek(now + share * extent()); follow(); };
+  const go = position => { pause(); seek(position); follow(); };
+  const home = () => go(Math.min(...runs.filter(run => run.count).map(run => run.edges[axis].right[0]), extent()));
+  const end = () => go(extent());
+  const jump = share => go(now + share * extent());
 
   function play() {
     if (now >= extent() - 1e-9) now = 0;
@@ -326,7 +347,8 @@ export function mount(el, { data, arrays }, notify) {
   }
 
   function setAxis(name) {
-    const old = axis, longest = runs.reduce((a, b) => b.iterations > a.iterations ? b : a), atEnd = now >= extent() - 1e-9;
+    const old = axis, longest = runs.reduce((a, b) => b.iterations > a.iterations ? b : a);
+    const atEnd = now >= extent() - 1e-9;
     const column = longest.columnAt(old, now);
     axis = axisChoice.value = name;
     seek(atEnd ? extent() : column < 0 ? 0 : longest.edges[axis].right[column]);
@@ -335,7 +357,8 @@ export function mount(el, { data, arrays }, notify) {
 
   // As many iterations as were asked for; of a long run, and of one that grows, a part.
   function setFirstZoom() {
-    const many = MANY * Math.max(...runs.map(run => run.bin)), few = data.live || (axis === "iterations" && steps() > many);
+    const many = MANY * Math.max(...runs.map(run => run.bin));
+    const few = data.live || (axis === "iterations" && steps() > many);
     zoom = clamp((data.columns || (few ? many / 2 : steps())) / steps(), 0, 1);
   }
 
@@ -366,8 +389,10 @@ export function mount(el, { data, arrays }, notify) {
   const stateLabel = cell => data.palette.labels[data.palette.states[cell.state]];
 
   function point(i, event) {
-    const run = runs[i], place = places[i], box = sections[i].canvas.getBoundingClientRect(), outer = root.getBoundingClientRect();
-    const x = event.clientX - box.left, y = event.clientY - box.top, at = [event.clientX - outer.left, event.clientY - outer.top];
+    const run = runs[i], place = places[i];
+    const box = sections[i].canvas.getBoundingClientRect(), outer = root.getBoundingClientRect();
+    const x = event.clientX - box.left, y = event.clientY - box.top;
+    const at = [event.clientX - outer.left, event.clientY - outer.top];
     const slot = Math.floor((y - place.top) / place.row), moment = run.moment(axis, Math.min(now, run.extent(axis)));
     slotChosen = null;
     const queued = queueBoxes(moment, place).boxes.find(b => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + 16);
@@ -375,7 +400,8 @@ export function mount(el, { data, arrays }, notify) {
     if (slot < 0 || slot >= run.shown || x >= place.left + place.plot) return hide();
     let cell = moment.cells[slot];
     if (x >= place.left) {
-      const v = view(), position = v.from + (x - place.left) / place.plot * (v.to - v.from), column = run.columnAt(axis, position);
+      const v = view(), position = v.from + (x - place.left) / place.plot * (v.to - v.from);
+      const column = run.columnAt(axis, position);
       cell = run.isBetween(axis, column, position) ? null : run.cell(slot, column);
     }
     if (cell) show(run, run.requests[cell.request], `slot ${slot} · ${stateLabel(cell)}`, ...at);
@@ -384,8 +410,8 @@ export function mount(el, { data, arrays }, notify) {
 
   function chooseSlot(direction) {
     const all = runs.flatMap((run, i) => run.slots.slice(0, run.shown).map((_, slot) => [i, slot]));
-    const old = slotChosen ? all.findIndex(([i, slot]) => i === slotChosen[0] && slot === slotChosen[1]) : direction > 0 ? -1 : 0;
-    slotChosen = all[(old + direction + all.length) % all.length];
+    const old = all.findIndex(place => slotChosen && place.join() === slotChosen.join());
+    slotChosen = all[(Math.max(old, direction > 0 ? -1 : 0) + direction + all.length) % all.length];
     follow();
   }
 
@@ -398,7 +424,8 @@ export function mount(el, { data, arrays }, notify) {
     show(run, cell && run.requests[cell.request], where, places[i].left - 14, top);
     if (playing) return;
     clearTimeout(spoken);
-    find("spoken").textContent = [...story.querySelectorAll("p")].map(p => p.textContent).join(". ") || story.textContent;
+    const lines = [...story.querySelectorAll("p")].map(line => line.textContent);
+    find("spoken").textContent = lines.join(". ") || story.textContent;
   }
 
   function overviewSeek(event) {
@@ -414,21 +441,21 @@ export function mount(el, { data, arrays }, notify) {
   };
 
   function onKey(event) {
-    const target = event.target, pressed = [" ", "Enter"].includes(event.key) && target.closest("button, summary");
-    if (event.ctrlKey || event.metaKey || event.altKey || target.tagName === "SELECT" || pressed || !KEYS[event.key]) return;
+    const { target, key } = event, isTheirs = target.matches("select") || (key === " " && target.matches("button, summary"));
+    if (event.ctrlKey || event.metaKey || event.altKey || isTheirs || !KEYS[key]) return;
     event.preventDefault();
     event.stopPropagation();
-    KEYS[event.key]();
+    KEYS[key]();
   }
 
   // -- wiring
 
-  const onClick = { home, end, back: () => step(-1), next: () => step(1), play: () => playing ? pause() : play(), in: () => setZoom(0.5), out: () => setZoom(2) };
-  for (const name in onClick) buttons[name].onclick = onClick[name];
+  const onClick = { home: "Home", back: "ArrowLeft", play: " ", next: "ArrowRight", end: "End", out: "-", in: "+" };
+  for (const name in onClick) buttons[name].onclick = KEYS[onClick[name]];  // a button does what its key does
   for (const value of SPEEDS) speed.add(new Option(`${value}/s`, value));
   speed.onchange = drawSoon;
   axisChoice.onchange = () => setAxis(axisChoice.value);
-  scrub.oninput = () => { const wanted = Number(scrub.value); pause(); seek(wanted); follow(); };
+  scrub.oninput = () => go(Number(scrub.value));
   root.addEventListener("keydown", onKey);
   overview.onpointerdown = event => { overview.setPointerCapture(event.pointerId); overviewSeek(event); };
   overview.onpointermove = event => { if (event.buttons) overviewSeek(event); };
@@ -441,7 +468,7 @@ export function mount(el, { data, arrays }, notify) {
   observer.observe(el);
   dark.addEventListener("change", measure);
   for (const element of [document.documentElement, document.body])
-    restyled.observe(element, { attributes: true, attributeFilter: ["class", "style", "data-theme", "data-jp-theme-name"] });
+    restyled.observe(element, { attributeFilter: ["class", "style", "data-theme", "data-jp-theme-name"] });
 
   axisChoice.value = axis;
   speed.value = SPEEDS.find(s => s * WHOLE_RUN_S >= steps()) || SPEEDS[SPEEDS.length - 1];

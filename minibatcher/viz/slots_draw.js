@@ -13,14 +13,15 @@ const light = c => 0.299 * c[0] + 0.587 * c[1] + 0.114 * c[2];
 function makeTheme(root, palette) {
   const style = getComputedStyle(root), fg = parse(style.color);
   // A transparent or unreadable background: whichever of white and black the text stands out from.
-  const told = style.backgroundColor, bg = /rgba?\(/.test(told) && !/, 0\)$/.test(told) ? parse(told) : light(fg) < 128 ? [255, 255, 255] : [17, 17, 17];
+  const told = style.backgroundColor, isPlain = /rgba?\(/.test(told) && !/, 0\)$/.test(told);
+  const bg = isPlain ? parse(told) : light(fg) < 128 ? [255, 255, 255] : [17, 17, 17];
   const theme = { bg, fg, palette, text: rgb(fg), back: rgb(bg), key: bg.join() + fg.join() };
   theme.soft = share => rgb(mix(fg, bg, share));
   theme.fills = palette.states.map(state => palette.requests.map(c => mix(hex(c), bg, palette.strength[state])));
   theme.inks = theme.fills.map(row => row.map(c => light(c) > 125 ? "#000" : "#fff"));
   theme.padding = theme.soft(0.28);
   theme.patterns = {};
-  for (const [state, lines] of Object.entries(palette.hatches)) theme.patterns[state] = makePattern(lines[0], theme.soft(0.62));
+  for (const state in palette.hatches) theme.patterns[state] = makePattern(palette.hatches[state][0], theme.soft(0.62));
   return theme;
 }
 
@@ -49,7 +50,11 @@ function makePattern(kind, colour) {
 // Size a canvas for its place on the screen and clear it; drawing is in CSS pixels.
 function prepare(canvas, width, height) {
   const scale = window.devicePixelRatio || 1, w = Math.round(width * scale), h = Math.round(height * scale);
-  if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; canvas.style.height = `${height}px`; }
+  if (canvas.width !== w || canvas.height !== h) {
+    canvas.width = w;
+    canvas.height = h;
+    canvas.style.height = `${height}px`;
+  }
   const g = canvas.getContext("2d");
   g.setTransform(scale, 0, 0, scale, 0, 0);
   g.clearRect(0, 0, width, height);
@@ -61,7 +66,8 @@ function prepare(canvas, width, height) {
 function layout(width, run, row) {
   const roomy = width > 800, left = row >= LETTERED ? (roomy ? 104 : 82) : 58, right = roomy ? 132 : 84;
   const height = row * run.shown, plot = width - left - right - 12;
-  return { width, row, left, plot, queue: left + plot + 12, queueWidth: right, top: HEAD, bottom: HEAD + height, height: HEAD + height + (run.kvBlocks ? KV : 0) + FOOT };
+  const bottom = HEAD + height, whole = bottom + (run.kvBlocks ? KV : 0) + FOOT;
+  return { width, height: whole, row, left, plot, top: HEAD, bottom, queue: left + plot + 12, queueWidth: right };
 }
 
 function drawRun(g, run, moment, place, view, theme, chosen) {
@@ -81,13 +87,15 @@ function drawRun(g, run, moment, place, view, theme, chosen) {
   drawQueue(g, moment, place, theme, chosen);
 }
 
-// What stays as it is while the moment moves, and half a window more: playing draws it anew twice a window, not each frame.
+// What stays as it is while the moment moves, and half a window more, so that playing seldom draws it anew.
 function film(run, place, view, theme, chosen) {
-  const span = view.to - view.from, scale = window.devicePixelRatio || 1, key = [view.axis, span, run.count, chosen, theme.key, place.plot, place.height, scale].join();
+  const span = view.to - view.from, scale = window.devicePixelRatio || 1;
+  const key = [view.axis, span, run.count, chosen, theme.key, place.plot, place.height, scale].join();
   const old = run.film;
   if (old && old.key === key && view.from >= old.from - 1e-9 && view.to <= old.to + 1e-9) return old;
-  const isWhole = span >= run.extent(view.axis) * 0.999, from = isWhole ? view.from : Math.max(0, view.from - 0.1 * span);
-  const share = isWhole ? 1 : 1.5, part = { ...view, from, to: from + share * span }, own = { ...place, left: 0, plot: place.plot * share };
+  const isWhole = span >= run.extent(view.axis) * 0.999, share = isWhole ? 1 : 1.5;
+  const from = isWhole ? view.from : Math.max(0, view.from - 0.1 * span);
+  const part = { ...view, from, to: from + share * span }, own = { ...place, left: 0, plot: place.plot * share };
   const canvas = old ? old.canvas : document.createElement("canvas"), g = prepare(canvas, own.plot, place.height);
   const x = position => (position - from) / span * place.plot;
   drawRows(g, run, own, theme);
@@ -112,7 +120,8 @@ function drawRows(g, run, place, theme) {
   g.fillRect(place.left, place.top, place.plot, place.bottom - place.top);
   if (place.row < 5) return;
   g.fillStyle = theme.back;
-  for (let slot = 1; slot < run.shown; slot++) g.fillRect(place.left, place.top + slot * place.row - 0.5, place.plot, 1);
+  for (let slot = 1; slot < run.shown; slot++)
+    g.fillRect(place.left, place.top + slot * place.row - 0.5, place.plot, 1);
 }
 
 function drawCells(g, run, place, view, x, theme, chosen) {
@@ -120,13 +129,14 @@ function drawCells(g, run, place, view, x, theme, chosen) {
   const first = Math.max(0, run.columnAt(view.axis, view.from)), last = run.columnAt(view.axis, view.to);
   const gap = place.row >= 5 ? 1 : 0, hatched = {}, outlined = new Path2D(), labels = [];
   const hatch = (state, x0, width, y) => {
-    if (width > 3 && place.row > 3 && theme.patterns[state]) (hatched[state] ||= new Path2D()).rect(x0, y, width, place.row - gap);
+    if (width < 3 || place.row < 4 || !theme.patterns[state]) return;
+    (hatched[state] ||= new Path2D()).rect(x0, y, width, place.row - gap);
   };
   for (let slot = 0; slot < run.shown; slot++) {
     const row = run.slots[slot], y = place.top + slot * place.row + gap / 2;
     let drawn = -1;  // right end of what is drawn: parts of a pixel are left out
     let named = -1, namedAt = -Infinity;  // whose name was written last, and where: it is not repeated at every stall
-    for (let i = firstAfter(row, first); i < row.length && row[i].first <= last; i++) {
+    for (let i = firstEndingAfter(row, first); i < row.length && row[i].first <= last; i++) {
       const cell = row[i], x0 = x(left[cell.first]), x2 = x(right[cell.last - 1]);
       if (x2 - Math.max(drawn, x0) < 0.3) continue;
       drawn = x2;
@@ -156,14 +166,9 @@ function drawCells(g, run, place, view, x, theme, chosen) {
   g.stroke(outlined);
 }
 
-function firstAfter(row, column) {
-  let low = 0, high = row.length;
-  while (low < high) { const middle = (low + high) >> 1; if (row[middle].last <= column) low = middle + 1; else high = middle; }
-  return low;
-}
-
 // The request's name and the letter of the state, as far as there is room. Decode, the usual state, goes without.
-const nameIn = (id, letter, room) => [`${id} ${letter}`.trim(), id, letter].find(text => text && text.length * 6 < room) || "";
+const nameIn = (id, letter, room) =>
+  [`${id} ${letter}`.trim(), id, letter].find(text => text && text.length * 6 < room) || "";
 
 function drawLabels(g, place, labels, theme) {
   g.font = `${clamp(place.row - 4, 8, 11)}px system-ui, sans-serif`;
@@ -189,7 +194,7 @@ function drawGaps(g, run, place, view, x, theme) {
     g.fillRect(x0, place.top, x1 - x0, place.bottom - place.top);
     g.fillStyle = theme.soft(0.5);
     for (const edge of [x0, x1]) g.fillRect(edge - 0.5, place.top, 1, place.bottom - place.top);
-    if (x1 - x0 > 84 && place.bottom - place.top > 12) note(g, "engine waiting", (x0 + x1) / 2, (place.top + place.bottom) / 2, theme);
+    if (x1 - x0 > 84) note(g, "engine waiting", (x0 + x1) / 2, (place.top + place.bottom) / 2, theme);
   }
 }
 
@@ -237,7 +242,11 @@ function drawKv(g, run, place, view, x, theme) {
   for (let c = first; c <= last; c++) {
     const x0 = x(left[c]);
     let x1 = x(right[c]), kv = run.columns.kv[c];
-    while (c < last && x1 - x0 < 0.7 && x(left[c + 1]) - x1 < 0.7) { c++; kv = Math.max(kv, run.columns.kv[c]); x1 = x(right[c]); }
+    while (c < last && x1 - x0 < 0.7 && x(left[c + 1]) - x1 < 0.7) {  // several columns in one pixel: the fullest
+      c++;
+      kv = Math.max(kv, run.columns.kv[c]);
+      x1 = x(right[c]);
+    }
     const tall = height * kv / run.kvBlocks;
     g.fillRect(x0, bottom - tall, x1 - x0 + 0.3, tall);
   }
@@ -253,8 +262,9 @@ function drawFuture(g, run, place, view, x, theme) {
   if (end < edge - 1 && run.count) {
     g.fillStyle = theme.soft(0.12);
     g.fillRect(end, place.top, edge - end, bottom - place.top);
-    const text = view.axis === "seconds" ? `done after ${seconds(run.duration)}` : `done after ${whole(run.iterations)} iterations`;
-    if (edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9) note(g, text, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
+    const after = view.axis === "seconds" ? seconds(run.duration) : `${whole(run.iterations)} iterations`;
+    if (edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9)
+      note(g, `done after ${after}`, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
   }
   g.fillStyle = theme.text;
   g.fillRect(Math.min(now, edge - 1) - 1, place.top, 2, bottom - place.top);
@@ -269,16 +279,18 @@ function drawAxis(g, run, place, view, x, theme) {
   g.fillText(view.axis === "seconds" ? "seconds" : "iteration", 0, y);
   g.textAlign = "center";
   const step = niceStep((view.to - view.from) * 80 / place.plot, view.axis === "iterations");
-  for (let tick = Math.max(0, Math.ceil((view.from + offset) / step - 1e-9) * step); tick <= view.to + offset + 1e-9; tick += step) {
+  const digits = clamp(-Math.floor(Math.log10(step)), 0, 6), last = view.to + offset + 1e-9;
+  const format = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+  for (let tick = Math.max(0, Math.ceil((view.from + offset) / step - 1e-9) * step); tick <= last; tick += step) {
     const at = x(tick - offset);
     g.fillRect(at - 0.5, place.height - FOOT, 1, 4);
-    const digits = clamp(-Math.floor(Math.log10(step)), 0, 6);
-    g.fillText((tick + 0).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }), clamp(at, place.left + 4, place.left + place.plot - 8), y);
+    g.fillText(tick.toLocaleString("en-US", format), clamp(at, place.left + 4, place.left + place.plot - 8), y);
   }
 }
 
 function niceStep(least, isWhole) {
-  const power = 10 ** Math.floor(Math.log10(least)), step = [1, 2, 5, 10].map(k => k * power).find(s => s >= least * 0.999);
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map(k => k * power).find(s => s >= least * 0.999);
   return isWhole ? Math.max(1, Math.round(step)) : step;
 }
 
@@ -294,26 +306,39 @@ function drawOccupants(g, run, moment, place, theme, chosen) {
       g.fillText(slot, 22, y + (thin ? Math.max(place.row / 2, 4) : place.row / 2 + 0.5));
     }
     if (!cell) continue;
-    const width = thin ? 22 : place.left - 36, state = theme.palette.states[cell.state], request = run.requests[cell.request];
+    const width = thin ? 22 : place.left - 36, request = run.requests[cell.request];
     g.fillStyle = rgb(theme.fills[cell.state][request.colour]);
     g.fillRect(28, y, width, place.row - (place.row >= 5 ? 1 : 0));
-    if (request.id === chosen) { g.strokeStyle = theme.text; g.lineWidth = 2; g.strokeRect(28, y, width, place.row - 1); }
+    if (request.id === chosen) frame(g, 28, y, width, place.row - 1, theme);
     if (thin) continue;
     g.textAlign = "left";
     g.fillStyle = theme.inks[cell.state][request.colour];
-    g.fillText(`${shorten(request.id, Math.floor(width / 6.5) - 3)} ${theme.palette.letters[state]}`, 32, y + place.row / 2 + 0.5);
+    const name = shorten(request.id, Math.floor(width / 6.5) - 3);
+    const letter = theme.palette.letters[theme.palette.states[cell.state]];
+    g.fillText(`${name} ${letter}`, 32, y + place.row / 2 + 0.5);
   }
+}
+
+function frame(g, x, y, width, height, theme) {
+  g.strokeStyle = theme.text;
+  g.lineWidth = 2;
+  g.strokeRect(x, y, width, height);
 }
 
 const shorten = (text, length) => text.length > length ? text.slice(0, length - 1) + "…" : text;
 
 // Boxes of the queue: which request is where. Used for drawing and for pointing.
 function queueBoxes(moment, place) {
-  const perColumn = Math.max(1, Math.floor((place.bottom - place.top) / 16)), columns = place.queueWidth > 100 ? 2 : 1;
+  const perColumn = Math.max(1, Math.floor((place.bottom - place.top) / 16));
+  const columns = place.queueWidth > 100 ? 2 : 1;
   const width = (place.queueWidth - 4 * (columns - 1)) / columns, room = perColumn * columns;
   const shown = moment.queue.length > room ? moment.queue.slice(0, room - 1) : moment.queue;
-  const box = i => ({ x: place.queue + Math.floor(i / perColumn) * (width + 4), y: place.top + (i % perColumn) * 16, width, height: 14 });
-  return { boxes: shown.map((request, i) => ({ request, ...box(i) })), more: moment.queue.length - shown.length, last: box(shown.length) };
+  const box = i => {
+    const x = place.queue + Math.floor(i / perColumn) * (width + 4);
+    return { x, y: place.top + (i % perColumn) * 16, width, height: 14 };
+  };
+  const boxes = shown.map((request, i) => ({ request, ...box(i) }));
+  return { boxes, more: moment.queue.length - shown.length, last: box(shown.length) };
 }
 
 function drawQueue(g, moment, place, theme, chosen) {
@@ -323,7 +348,7 @@ function drawQueue(g, moment, place, theme, chosen) {
   for (const { request, x, y, width, height } of boxes) {
     g.fillStyle = rgb(theme.fills[decode][request.colour]);
     g.fillRect(x, y, width, height);
-    if (request.id === chosen) { g.strokeStyle = theme.text; g.lineWidth = 2; g.strokeRect(x, y, width, height); }
+    if (request.id === chosen) frame(g, x, y, width, height, theme);
     g.fillStyle = theme.inks[decode][request.colour];
     g.fillText(shorten(request.id, 10), x + 4, y + height / 2 + 0.5);
   }
@@ -340,7 +365,8 @@ function drawOverview(canvas, runs, view, place, theme, extent) {
     g.font = "11px system-ui, sans-serif";
     g.textAlign = "left";
     g.fillText(shorten(run.title, place.left > 90 ? 14 : 8), 0, i * tall + 9);
-    g.drawImage(strip(run, view.axis, place.plot, tall - 3, theme, extent), place.left, i * tall + 2, place.plot, tall - 3);
+    const picture = strip(run, view.axis, place.plot, tall - 3, theme, extent);
+    g.drawImage(picture, place.left, i * tall + 2, place.plot, tall - 3);
   });
   g.strokeStyle = theme.text;
   g.lineWidth = 1.5;
@@ -351,7 +377,8 @@ function drawOverview(canvas, runs, view, place, theme, extent) {
 
 // Dark: slots doing useful work; lighter on top: slots held without. Drawn once for each size, axis and theme.
 function strip(run, axis, width, height, theme, extent) {
-  const scale = window.devicePixelRatio || 1, w = Math.max(1, Math.round(width * scale)), h = Math.round(height * scale);
+  const scale = window.devicePixelRatio || 1;
+  const w = Math.max(1, Math.round(width * scale)), h = Math.round(height * scale);
   const key = [axis, w, h, run.count, extent, theme.key].join();
   if (run.strip && run.strip.key === key) return run.strip.canvas;
   const canvas = document.createElement("canvas");
@@ -361,10 +388,10 @@ function strip(run, axis, width, height, theme, extent) {
   g.fillStyle = theme.soft(0.07);
   g.fillRect(0, 0, w, h);
   for (let i = 0; i < w; i++) {
-    const b = run.columnAt(axis, (i + 1) / w * extent), a = Math.min(run.columnAt(axis, i / w * extent), b - 1);
-    if (b < 0 || (run.isBetween(axis, b, (i + 0.5) / w * extent) && run.columnAt(axis, i / w * extent) === b)) continue;
-    const share = name => (run.sums[name][b] - (a < 0 ? 0 : run.sums[name][a])) / (run.sums.places[b] - (a < 0 ? 0 : run.sums.places[a]));
-    const working = h * share("working"), held = h * share("held");
+    const before = run.columnAt(axis, i / w * extent), b = run.columnAt(axis, (i + 1) / w * extent);
+    if (b < 0 || (before === b && run.isBetween(axis, b, (i + 0.5) / w * extent))) continue;
+    const a = Math.min(before, b - 1), sum = name => run.sums[name][b] - (a < 0 ? 0 : run.sums[name][a]);
+    const working = h * sum("working") / sum("places"), held = h * sum("held") / sum("places");
     g.fillStyle = theme.soft(0.25);
     g.fillRect(i, h - held, 1, held);
     g.fillStyle = theme.soft(0.7);

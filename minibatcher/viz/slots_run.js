@@ -26,6 +26,16 @@ function countUpTo(values, x, below = false) {
   return low;
 }
 
+// Of what a slot did, in order: the position of the first that lies behind a column or in it.
+function firstEndingAfter(row, column) {
+  let low = 0, high = row.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (row[middle].last <= column) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
 class Run {
   constructor(data, arrays) { this.clear(); this.add(data, arrays); }
 
@@ -34,7 +44,8 @@ class Run {
     this.sums = Object.fromEntries(COUNTS.map(name => [name, []]));  // running totals, by column
     this.total = Object.fromEntries(COUNTS.map(name => [name, 0]));
     this.edges = { iterations: { left: [], right: [] }, seconds: { left: [], right: [] } };
-    this.slots = Array.from({ length: this.numSlots || 0 }, () => []); this.marks = []; this.gaps = []; this.requests = []; this.order = [];
+    this.slots = Array.from({ length: this.numSlots || 0 }, () => []); 
+    this.marks = []; this.gaps = []; this.requests = []; this.order = [];
     this.iterations = 0; this.kvBlocks = 0; this.film = this.strip = null;
   }
 
@@ -69,11 +80,13 @@ class Run {
 
   addRequests({ fields, requests }) {
     for (const values of requests) {
-      const request = Object.fromEntries(fields.map((name, i) => [name, values[i]])), known = this.requests[request.index];
+      const request = Object.fromEntries(fields.map((name, i) => [name, values[i]]));
+      const known = this.requests[request.index];
       if (known && !request.why) request.why = known.why;
       this.requests[request.index] = request;
     }
-    this.order = this.requests.filter(r => r && r.arrival != null).sort((a, b) => a.arrival - b.arrival || a.index - b.index);
+    const told = this.requests.filter(r => r && r.arrival != null);
+    this.order = told.sort((a, b) => a.arrival - b.arrival || a.index - b.index);
   }
 
   addColumns(arrays, skip) {
@@ -93,8 +106,8 @@ class Run {
       if (first >= last) continue;
       const row = this.slots[arrays.run_slot[i]], before = row[row.length - 1];
       const request = arrays.run_request[i], state = arrays.run_state[i], share = arrays.run_share[i];
-      if (before && before.last === first && before.request === request && before.state === state && before.share === share
-        && share === FULL) before.last = last;
+      const grows = before && before.last === first && before.request === request && before.state === state;
+      if (grows && before.share === FULL && share === FULL) before.last = last;
       else row.push({ first, last, request, state, share });
     }
   }
@@ -115,7 +128,10 @@ class Run {
     }
   }
 
-  extent(axis) { return axis === "seconds" ? Math.max(this.duration, this.edges.seconds.right[this.count - 1] || 0) : this.iterations; }
+  extent(axis) {
+    if (axis === "iterations") return this.iterations;
+    return Math.max(this.duration, this.edges.seconds.right[this.count - 1] || 0);
+  }
 
   // The column that a position on the axis lies in (its right edge included), -1 before the first.
   columnAt(axis, position) { return countUpTo(this.edges[axis].left, position - 1e-9, true) - 1; }
@@ -124,22 +140,22 @@ class Run {
   isBetween(axis, column, position) { return column < 0 || position > this.edges[axis].right[column] + 1e-9; }
 
   cell(slot, column) {
-    const row = this.slots[slot];
-    let low = 0, high = row.length;
-    while (low < high) { const middle = (low + high) >> 1; if (row[middle].last <= column) low = middle + 1; else high = middle; }
-    return low < row.length && row[low].first <= column ? row[low] : null;
+    const row = this.slots[slot], found = row[firstEndingAfter(row, column)];
+    return found && found.first <= column ? found : null;
   }
 
   // Everything that is said of a position.
   moment(axis, position) {
-    const column = this.columnAt(axis, position), done = column >= this.count - 1, between = this.isBetween(axis, column, position);
+    const column = this.columnAt(axis, position), done = column >= this.count - 1;
+    const between = this.isBetween(axis, column, position);
     const sum = name => column < 0 ? 0 : this.sums[name][column];
     const cells = this.slots.map((_, slot) => between ? null : this.cell(slot, column));
     const ended = column < 0 ? 0 : this.columns.end[column] - this.origin;
     const bySeconds = axis === "seconds";
     const time = bySeconds ? Math.min(position, this.extent(axis)) : ended;
     const over = done && this.count ? this.duration : Math.max(ended, bySeconds ? position : 0);
-    const queue = this.queue(cells, bySeconds ? position + this.origin : column < 0 ? -Infinity : this.columns.start[column]);
+    const begun = column < 0 ? -Infinity : this.columns.start[column];
+    const queue = this.queue(cells, bySeconds ? position + this.origin : begun);
     return {
       column, between, cells, queue, time, iteration: sum("steps"),
       useful: ratio(sum("working"), sum("places")), padding: ratio(sum("computed") - sum("useful"), sum("computed")),
