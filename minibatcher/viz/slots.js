@@ -186,7 +186,7 @@ export function mount(el, { data, arrays }, notify) {
 
   function draw() {
     if (!theme || !places.length) return;
-    const v = view(), moments = runs.map(run => run.moment(axis, Math.min(now, run.extent(axis))));
+    const v = view(), moments = runs.map(run => run.moment(axis, now));
     runs.forEach((run, i) => {
       const place = places[i], g = prepare(sections[i].canvas, place.width, place.height);
       drawRun(g, run, moments[i], place, v, theme, chosen);
@@ -277,7 +277,7 @@ export function mount(el, { data, arrays }, notify) {
   }
 
   function tell() {
-    const first = runs[0].moment(axis, Math.min(now, runs[0].extent(axis)));
+    const first = runs[0].moment(axis, now);
     notify({ iteration: first.iteration, time: first.time, axis, playing, request: chosen });
     if (playing) return;
     clearTimeout(spoken);
@@ -286,7 +286,7 @@ export function mount(el, { data, arrays }, notify) {
 
   // The moment in words, for who can't see it.
   const describe = () => runs.map((run, i) => {
-    const m = run.moment(axis, Math.min(now, run.extent(axis)));
+    const m = run.moment(axis, now);
     const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, ` +
       `useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
     sections[i].canvas.setAttribute("aria-label", words);
@@ -393,7 +393,7 @@ export function mount(el, { data, arrays }, notify) {
     const box = sections[i].canvas.getBoundingClientRect(), outer = root.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
     const at = [event.clientX - outer.left, event.clientY - outer.top];
-    const slot = Math.floor((y - place.top) / place.row), moment = run.moment(axis, Math.min(now, run.extent(axis)));
+    const slot = Math.floor((y - place.top) / place.row), moment = run.moment(axis, now);
     slotChosen = null;
     const queued = queueBoxes(moment, place).boxes.find(b => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + 16);
     if (queued) return show(run, queued.request, "waiting", ...at);
@@ -418,7 +418,7 @@ export function mount(el, { data, arrays }, notify) {
   // A slot chosen with the keyboard: whoever sits there now.
   function follow() {
     if (!slotChosen || !places.length) return;
-    const [i, slot] = slotChosen, run = runs[i], cell = run.moment(axis, Math.min(now, run.extent(axis))).cells[slot];
+    const [i, slot] = slotChosen, run = runs[i], cell = run.moment(axis, now).cells[slot];
     const top = sections[i].canvas.offsetTop + places[i].top + slot * places[i].row;
     const where = cell ? `slot ${slot} · ${stateLabel(cell)}` : `slot ${slot}: idle`;
     show(run, cell && run.requests[cell.request], where, places[i].left - 14, top);

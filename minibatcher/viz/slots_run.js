@@ -137,7 +137,10 @@ class Run {
   columnAt(axis, position) { return countUpTo(this.edges[axis].left, position - 1e-9, true) - 1; }
 
   // In a pause of the engine, or behind the end.
-  isBetween(axis, column, position) { return column < 0 || position > this.edges[axis].right[column] + 1e-9; }
+  isBetween(axis, column, position) {
+    const end = column === this.count - 1 ? this.extent(axis) : this.edges[axis].right[column];
+    return column < 0 || position > end + 1e-9;
+  }
 
   cell(slot, column) {
     const row = this.slots[slot], found = row[firstEndingAfter(row, column)];
