@@ -15,7 +15,7 @@ RUN_ENV := $(IN_VENV) OMP_WAIT_POLICY=passive
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test format labs clean
+.PHONY: help lab test colab format labs clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -29,6 +29,11 @@ test: $(STAMP) ## Run everything that must hold: lint, format, generated noteboo
 	$(RUN_ENV) minibatcher labs build --check
 	$(RUN_ENV) python -m pytest $(PYTEST_FLAGS)
 
+colab: ## Build every widget with the IPython and ipywidgets that Colab has (in .venv-colab)
+	$(PYTHON) -m venv .venv-colab
+	.venv-colab/bin/python -m pip install --disable-pip-version-check ipython==7.34.0 ipywidgets==7.7.1 hypothesis pytest anywidget setuptools -e .
+	.venv-colab/bin/python -m pytest tests/test_widgets.py tests/test_live.py $(PYTEST_FLAGS)
+
 format: $(STAMP) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -37,7 +42,7 @@ labs: $(STAMP) ## Rebuild the generated notebooks from their Markdown sources
 	$(RUN_ENV) minibatcher labs build
 
 clean: ## Remove the environment and all caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-colab build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The lock keeps a class on identical versions; the environment is renewed when it or pyproject.toml changes.

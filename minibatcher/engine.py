@@ -214,7 +214,7 @@ class Engine:
         self.reset()
         if not isinstance(requests, Iterator):
             requests = sorted(requests, key=lambda r: r.arrival_time)  # stable: ties in the order given
-            self._check_all(requests)
+            self.check_all(requests)
             total = len(requests)
         arrivals = iter(requests)
         following = next(arrivals, None)
@@ -239,7 +239,8 @@ class Engine:
             bar.close()
         return self.timeline
 
-    def _check_all(self, requests: list[Request]) -> None:
+    def check_all(self, requests: Sequence[Request]) -> None:
+        """Raise what `check` would for any of them, or InvalidParameter if two have the same id."""
         for request in requests:
             self.check(request)
         if len({r.request_id for r in requests}) < len(requests):
@@ -266,13 +267,20 @@ class Engine:
 
     def _wait(self, next_arrival: float | None = None) -> None:
         """Nothing could run: sleep until the scheduler or the next arrival wants attention."""
+        self.clock.sleep_until(self.next_moment(next_arrival))
+
+    def next_moment(self, next_arrival: float | None = None) -> float:
+        """When, on the engine's clock, a step is worth trying again after one in which nothing could run.
+
+        Raises PlanError if nobody will arrive and the scheduler names no time.
+        """
         moments = [moment for moment in (self._wake_at, next_arrival) if moment is not None]
         if not moments:
             raise PlanError(
                 f"the scheduler {self.scheduler.name!r} has {len(self.scheduler.waiting)} waiting and "
                 f"{len(self.scheduler.running)} running requests, but plans nothing and names no time to wake at"
             )
-        self.clock.sleep_until(max(min(moments), self.clock.now() + SHORTEST_WAIT_S))
+        return max(min(moments), self.clock.now() + SHORTEST_WAIT_S)
 
     def encode(self, prompt: str | Sequence[int]) -> Sequence[int]:
         """Token ids of a text prompt. Token ids pass through, as ints; of arrays and tensors too."""

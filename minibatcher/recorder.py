@@ -40,6 +40,10 @@ class TimelineRecorder:
     def launched(self, plan: StepPlan, scheduler: Scheduler, start: float) -> None:
         """A step is about to run. It counts once `stepped` says that it has."""
         kv, steps = scheduler.kv, self.timeline.steps
+        for request in plan.admitted:
+            record = self.timeline.requests[request.request_id]
+            if record.first_scheduled_time is None:
+                record.first_scheduled_time = start
         rows = [_row(request, plan.num_tokens.get(request)) for request in scheduler.running]
         self._step = StepRecord(
             index=len(steps),

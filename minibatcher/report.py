@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from html import escape
 from typing import Any
 
 from .errors import InvalidParameter
@@ -120,6 +121,25 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join([*out, "", *("- " + note for note in _notes(data))])
 
 
+def html(data: dict[str, Any]) -> str:
+    """The same table as a piece of HTML."""
+    names = list(data["strategies"])
+    out = [
+        f"<style>{TABLE_STYLE}</style>",
+        f'<table class="comparison"><caption>{escape(_title(data))}</caption>',
+        f"<thead><tr><td></td>{''.join(f'<th scope=col>{escape(name)}</th>' for name in names)}</tr></thead><tbody>",
+    ]
+    for label, cells in _lines(data):
+        depth = (len(label) - len(label.lstrip())) // 2
+        label = escape(label.strip())
+        if cells:
+            values = "".join(f"<td>{escape(cell.strip())}</td>" for cell in cells)
+            out.append(f'<tr><th scope=row style="padding-left: {1.2 * depth}em">{label}</th>{values}</tr>')
+        else:
+            out.append(f"<tr><th scope=rowgroup colspan={len(names) + 1}>{label}</th></tr>")
+    return "\n".join([*out, "</tbody></table>", *(f"<p>{escape(note)}</p>" for note in _notes(data))])
+
+
 def definitions(width: int = 96) -> str:
     """What every number means, for `--help` and for readers."""
     return "\n".join(_wrapped(name, text, width) for name, text in DEFINITIONS.items())
@@ -197,6 +217,15 @@ def _gpu_lines(runs: list[dict[str, Any]]) -> Lines:
     return [("GPU, sampled during the run", []), *lines] if lines else []
 
 
+TABLE_STYLE = (
+    ".comparison { border-collapse: collapse; margin: 1.5em 0 1em; } "
+    ".comparison caption { text-align: left; font-weight: bold; padding-bottom: 0.5em; } "
+    ".comparison td { text-align: right; padding: 0.1em 0 0.1em 1.6em; font-variant-numeric: tabular-nums; } "
+    ".comparison thead th { text-align: right; padding-left: 1.6em; } "
+    ".comparison tbody th { text-align: left; font-weight: normal; } "
+    ".comparison th[scope=rowgroup] { font-weight: bold; padding-top: 0.4em; } "
+    ".comparison thead tr, .comparison tbody tr:last-child { border-bottom: 1px solid; }"
+)
 TITLE_FACTS = {
     "workload": "workload {}",
     "model": "model {}",

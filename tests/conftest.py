@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
+from browser import chromium, lab, open_page  # noqa: F401 - fixtures
 from hypothesis import settings
 
 # Same examples in every CI run; elsewhere new ones each time. No deadline: the machine may be busy.

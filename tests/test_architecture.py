@@ -21,7 +21,7 @@ LAYERS = [
     {"scheduling"},
     {"transfer", "attention", "model"},
     {"runners", "provenance", "measure", "memory", "monitor"},
-    {"engine", "ahead", "intake", "recorder", "tally", "build", "llm"},
+    {"engine", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
     {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit", "kernels"},
     {"cli", "__main__"},
 ]

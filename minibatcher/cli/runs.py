@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter, MinibatcherError
-from ..report import comparison, table
+from ..report import Comparison, comparison, html, table
 from ..scheduling import DEFAULT_STRATEGIES, STRATEGIES, strategy
 from ..workload import load_workload, workload_names
 from .options import (
@@ -26,6 +26,7 @@ from .options import (
 )
 
 DEFAULT_WORKLOAD = "azure-conv"
+MAX_COLUMNS = 2000  # of a page's picture: with hundreds of slots it stays small enough to be mailed
 
 
 def add_workload_options(
@@ -73,6 +74,9 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     )
     out.add_argument("--timeline", metavar="DIR", help="write each run's timeline, step by step, as DIR/STRATEGY.json")
     out.add_argument("--plot", metavar="FILE.png", help="draw who sat in which slot, doing what")
+    out.add_argument(
+        "--html", metavar="FILE.html", help="the same to play, step by step, and the table: one page without a network"
+    )
     out.add_argument("--explain", action="store_true", help="print what every number means below the table")
     out.add_argument("--quiet", action="store_true", help="no progress bar")
 
@@ -86,8 +90,11 @@ def check_results(args: argparse.Namespace) -> list[str]:
         raise InvalidParameter(f"--strategies names none; known: {', '.join(STRATEGIES)}")
     if args.plot is not None and Path(args.plot).suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InvalidParameter(f"--plot writes .png, .svg or .pdf, not {args.plot!r}")
+    if args.html is not None and Path(args.html).suffix.lower() not in (".html", ".htm"):
+        raise InvalidParameter(f"--html writes .html, not {args.html!r}")
     check_file(args.json)
     check_file(args.plot)
+    check_file(args.html)
     check_folder(args.timeline)
     return names
 
@@ -120,6 +127,8 @@ def give_results(args: argparse.Namespace, timelines: dict[str, Any], utilisatio
     if args.plot:
         written.append(_attempt(args, lambda: _draw(timelines, args.plot)))
     result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour, utilisation=utilisation)
+    if args.html:
+        written.append(_attempt(args, lambda: _write_page(timelines, result, args.html)))
     if args.json:
         written.append(_attempt(args, lambda: write_json(result, args.json)))
     print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
@@ -145,6 +154,15 @@ def _write_timelines(timelines: dict[str, Any], folder: str) -> None:
         path = Path(folder) / f"{name}.json"
         with writing(str(path)):
             timeline.save(path)
+
+
+def _write_page(timelines: dict[str, Any], result: Comparison, path: str) -> None:
+    from ..viz.slots import animate
+
+    film = animate(timelines, max_columns=MAX_COLUMNS)
+    title = f"The same requests under {', '.join(timelines)}"
+    with writing(path):
+        Path(path).write_text(film.page(title, below=html(result)), encoding="utf-8")
 
 
 def _draw(timelines: dict[str, Any], path: str) -> None:

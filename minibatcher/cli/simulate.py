@@ -92,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, None)
     workload = workload.fit_to_context(args.max_model_len or cost.model.max_position_embeddings)
     keep = len(workload) <= KEEP_UP_TO
-    if not keep and (args.timeline or args.plot or args.slo_ttft_ms or args.slo_tpot_ms or args.price_per_hour):
+    if not keep and (
+        args.timeline or args.plot or args.html or args.slo_ttft_ms or args.slo_tpot_ms or args.price_per_hour
+    ):
         raise InvalidParameter(
-            f"--timeline, --plot, --slo-* and --price-per-hour need every step, which is kept up to {KEEP_UP_TO:,} "
-            f"requests; this workload has {len(workload):,}"
+            "--timeline, --plot, --html, --slo-* and --price-per-hour need every step, which is kept up to "
+            f"{KEEP_UP_TO:,} requests; this workload has {len(workload):,}"
         )
     timelines = run_simulation(
         workload,

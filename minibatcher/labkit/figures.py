@@ -6,12 +6,17 @@ import base64
 import io
 from typing import TYPE_CHECKING
 
+from ..errors import InvalidParameter
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def show(figure: Figure, alt: str) -> None:
+def show(figure: Figure, alt: str | None = None) -> None:
     """Display `figure` as a picture with `alt` as its alternative text, and close it.
+
+    Without `alt` the figure's own words stand for it: `figure.alt`, which every figure of minibatcher.viz has.
+    Raises InvalidParameter where there are none.
 
     As HTML, because JupyterLab and its kin take no alternative text from the metadata of an `image/png` output. Where
     HTML is not shown, the text stands alone.
@@ -21,6 +26,9 @@ def show(figure: Figure, alt: str) -> None:
     import matplotlib.pyplot as plt
     from IPython.display import display
 
+    alt = alt or getattr(figure, "alt", None)
+    if not alt:
+        raise InvalidParameter("this figure has no words for those who can't see it: show(figure, alt=...)")
     buffer = io.BytesIO()
     # Without the version of matplotlib in it, so that equal pictures are equal files.
     figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})

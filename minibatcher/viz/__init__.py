@@ -1,5 +1,33 @@
-"""Pictures of runs, drawn from timelines alone."""
+"""Pictures of runs, still, moving and live, drawn from timelines alone."""
 
+from .check import check_figure
+from .gantt import plot_gantt
+from .kv import plot_kv_occupancy
+from .latency import plot_latency_cdf, plot_latency_sweep
+from .live import LiveView
+from .memory_map import plot_memory_map
+from .padding import padding_view, plot_padding
 from .plots import describe, plot_comparison, plot_slots, slots_text
+from .roofline import plot_roofline
+from .slots import animate
+from .throughput import plot_batch_throughput, plot_strategy_spread
 
-__all__ = ["describe", "plot_comparison", "plot_slots", "slots_text"]
+__all__ = [
+    "LiveView",
+    "animate",
+    "check_figure",
+    "describe",
+    "padding_view",
+    "plot_batch_throughput",
+    "plot_comparison",
+    "plot_gantt",
+    "plot_kv_occupancy",
+    "plot_latency_cdf",
+    "plot_latency_sweep",
+    "plot_memory_map",
+    "plot_padding",
+    "plot_roofline",
+    "plot_slots",
+    "plot_strategy_spread",
+    "slots_text",
+]

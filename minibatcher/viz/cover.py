@@ -13,7 +13,8 @@ from ..compare import run_comparison
 from ..timeline import RowState, Timeline
 from ..workload import load_workload
 from .palette import PADDING
-from .plots import plot_slots, state_keys
+from .plots import describe, plot_slots, state_keys
+from .sheet import finish
 
 WORKLOAD, SLOTS = "longtail:prompt_mean=8,output_min=8,output_max=64,alpha=0.9", 8
 HEADLINES = {
@@ -34,7 +35,7 @@ def draw(timelines: dict[str, Timeline]) -> Figure:
         ax.label_outer()
     kinds = [RowState.PREFILL, RowState.DECODE, RowState.FINISHED, PADDING]
     figure.legend(handles=state_keys(kinds), loc="outside lower center", ncols=4, frameon=False)
-    return figure
+    return finish(figure, " ".join(describe(timeline) for timeline in timelines.values()))
 
 
 def main(path: str) -> None:

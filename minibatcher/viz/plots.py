@@ -20,6 +20,7 @@ from ..errors import InvalidParameter
 from ..metrics import summarize
 from ..timeline import RowState, Timeline
 from .palette import HATCHES, IDLE, LABELS, LETTERS, PADDING, request_colour, strategy_colour, tint
+from .sheet import clipped, finish, percent, short
 
 STRENGTH = {RowState.PREFILL: 1.0, RowState.DECODE: 0.6, RowState.STALLED: 0.35, RowState.FINISHED: 0.12}
 KINDS = (*RowState, PADDING)
@@ -80,17 +81,36 @@ def plot_slots(
     title: str | None = None,
     legend: bool = True,
     until: float | None = None,
+    names: bool = True,
 ) -> Axes:
     """Slots as rows, steps or seconds as columns; colour is the request, hatch what the slot did. Idle stays white.
 
     until: right end of the x axis, where several pictures share one; by default the end of the run.
+    names: write each request's id into its longest run; rows lower than the letters are better without.
     Without `ax` a new figure is made; it is `result.figure`, which a notebook shows. Raises InvalidParameter.
     """
     runs = slot_runs(timeline, x)
     if ax is None:
-        ax = Figure(figsize=(10, 1.6 + 0.22 * timeline.num_slots), layout="constrained", dpi=120).add_subplot()
+        figure = Figure(figsize=(10, 1.6 + 0.22 * timeline.num_slots), layout="constrained", dpi=120)
+        ax = finish(figure, describe(timeline)).add_subplot()
     first, last = _extent(timeline, x)
     last = last if until is None else until
+    draw_runs(ax, runs, last - first)
+    ax.set(xlim=(first, last), ylim=(timeline.num_slots - 0.5, -0.5), facecolor="white")
+    ax.set_yticks(_few(timeline.num_slots))
+    ax.set_ylabel("slot")
+    ax.set_xlabel("step (one forward pass)" if x == "step" else "time since the first arrival, s")
+    ax.set_title(title if title is not None else _title(timeline), loc="left", fontsize="medium")
+    if names:
+        _name_requests(ax, runs, last - first)
+    if legend:
+        shown = [kind for kind in KINDS if any(run.kind == kind for run in runs)]
+        ax.legend(handles=state_keys(shown), loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=3.6, **LEGEND)
+    return ax
+
+
+def draw_runs(ax: Axes, runs: list[Run], extent: float) -> None:
+    """Boxes at the heights that `slot` gives. extent: width of the picture, in which narrow boxes get no hatch."""
     for kind in KINDS:
         chosen = [run for run in runs if run.kind == kind]
         left, right, slot = np.array([(run.left, run.right, run.slot) for run in chosen]).reshape(-1, 3).T
@@ -98,20 +118,10 @@ def plot_slots(
         boxes = np.stack([left, low, right, low, right, high, left, high], axis=1).reshape(-1, 4, 2)
         fill = [_fill(run.kind, request_colour(run.request_id)) for run in chosen]
         ax.add_collection(PolyCollection(boxes, facecolors=fill, linewidths=0, label=LABELS[kind]), autolim=False)
-        wide = boxes[right - left > NARROW * (last - first)]
+        wide = boxes[right - left > NARROW * extent]
         if kind in HATCHES and len(wide):  # all in one path: a hatch per box is slow
             path = Path.make_compound_path(*(Path(box[[0, 1, 2, 3, 0]], closed=True) for box in wide))
             ax.add_patch(PathPatch(path, facecolor="none", edgecolor=HATCH_GREY, linewidth=0, hatch=HATCHES[kind]))
-    ax.set(xlim=(first, last), ylim=(timeline.num_slots - 0.5, -0.5), facecolor="white")
-    ax.set_yticks(_few(timeline.num_slots))
-    ax.set_ylabel("slot")
-    ax.set_xlabel("step (one forward pass)" if x == "step" else "time since the first arrival, s")
-    ax.set_title(title if title is not None else _title(timeline), loc="left", fontsize="medium")
-    _name_requests(ax, runs, last - first)
-    if legend:
-        shown = [kind for kind in KINDS if any(run.kind == kind for run in runs)]
-        ax.legend(handles=state_keys(shown), loc="upper left", bbox_to_anchor=(0, 0), borderaxespad=3.6, **LEGEND)
-    return ax
 
 
 def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> Figure:
@@ -123,20 +133,23 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
         raise InvalidParameter("a comparison needs at least one run")
     slots = [min(max(timeline.num_slots, 4), 24) for timeline in timelines.values()]
     heights = [0.55 + 0.095 * n for n in slots]
-    figure = Figure(figsize=(width, sum(heights) + 4.1), layout="constrained", dpi=100)
-    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, 2.8])
+    below = max(2.8, 1.0 + 0.34 * len(timelines))
+    figure = Figure(figsize=(width, sum(heights) + 1.3 + below), layout="constrained", dpi=100)
+    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])
     axes = top.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     summaries = {name: summarize(timeline) for name, timeline in timelines.items()}
     end = max(timeline.duration for timeline in timelines.values()) or 1.0
     static = timelines["static"].duration if "static" in timelines else end
     for ax, (name, timeline) in zip(axes, timelines.items()):
         done = timeline.duration
-        plot_slots(timeline, ax, x="time", title=_headline(name, summaries[name]), legend=False, until=1.005 * end)
+        title, names = _headline(name, summaries[name]), timeline.num_slots <= 12
+        plot_slots(timeline, ax, x="time", title=title, legend=False, until=1.005 * end, names=names)
         ax.axvline(done, color="black", linewidth=1.2)
         ax.axvspan(done, 2 * end, color="#eeeeee", linewidth=0)
         if done < 0.8 * end:
-            earlier = f", {_short(static - done)} s before static" if done < static and "static" in timelines else ""
-            note = f" done after {_short(done)} s{earlier}"
+            room = done < 0.7 * min(static, end) and "static" in timelines
+            earlier = f", {short(static - done)} s before static" if room else ""
+            note = f" done after {short(done)} s{earlier}"
             ax.text(done, (timeline.num_slots - 1) / 2, note, va="center")
         ax.label_outer()
     clock = " and ".join(sorted({timeline.clock for timeline in timelines.values()}))
@@ -151,11 +164,12 @@ def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> F
     )
     left, middle, right = bottom.subplots(1, 3)
     speeds = {name: s["output_tokens_per_s"] for name, s in summaries.items()}
-    _bars(left, {"": speeds}, "Output tokens per second", f"tokens/s, {clock}")
+    fontsize = "medium" if width >= 12 else "small"
+    _bars(left, {"": speeds}, "Output tokens per second", f"tokens/s, {clock}", fontsize)
     for ax, key, what in ((middle, "ttft_ms", "Time to first token"), (right, "itl_ms", "Inter-token latency")):
         groups = {p: {name: s[key][p] for name, s in summaries.items()} for p in ("p50", "p99")}
-        _bars(ax, groups, f"{what}, p50 and p99", f"ms, {clock}")
-    return figure
+        _bars(ax, groups, f"{what}, p50 and p99", f"ms, {clock}", fontsize)
+    return finish(figure, " ".join(describe(timeline) for timeline in timelines.values()))
 
 
 def describe(timeline: Timeline) -> str:
@@ -228,11 +242,11 @@ def _name_requests(ax: Axes, runs: list[Run], extent: float) -> None:
     for name, run in longest.items():
         if run.right - run.left > 0.008 * extent * (len(name) + 1):
             ax.text(
-                (run.left + run.right) / 2, run.slot, name, ha="center", va="center", fontsize=7, clip_on=True,
+                (run.left + run.right) / 2, run.slot, name, ha="center", va="center", fontsize=7.5, clip_on=True,
             )  # fmt: skip
 
 
-def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit: str) -> None:
+def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit: str, fontsize: str) -> None:
     """One group of bars a percentile (or a single one), one bar a strategy, the value written at its end."""
     names = list(next(iter(groups.values())))
     top = max((v for group in groups.values() for v in group.values() if v is not None), default=0.0) or 1.0
@@ -241,25 +255,25 @@ def _bars(ax: Axes, groups: dict[str, dict[str, float | None]], title: str, unit
         for i, name in enumerate(names):
             place, value = g * (len(names) + 0.8) + i, values[name]
             places.append(place)
-            labels.append(f"{name} {group}".strip())
+            labels.append(f"{clipped(name)} {group}".strip())
             ax.barh(place, value or 0.0, color=strategy_colour(name), height=0.8, alpha=0.6 if group == "p99" else 1)
-            ax.text((value or 0.0) + 0.015 * top, place, _short(value), va="center", fontsize="small")
+            ax.text((value or 0.0) + 0.015 * top, place, short(value), va="center", fontsize="small")
     ax.set_yticks(places, labels, fontsize="small")
     ax.invert_yaxis()
     ax.set_xlim(0, 1.18 * top)
-    ax.xaxis.set_major_locator(MaxNLocator(4))  # five labels of five digits still stand apart
+    ax.xaxis.set_major_locator(MaxNLocator(4 if top < 1e5 else 2))  # so that long labels stand apart, too
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     ax.set_xlabel(unit)
-    ax.set_title(title, loc="left", fontsize="medium")
+    ax.set_title(title, loc="left", fontsize=fontsize)
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def _headline(name: str, s: dict) -> str:
-    parts = [f"{name} · of slots × steps: useful {_percent(s['slot_occupancy'])}"]
+    parts = [f"{name} · of slots × steps: useful {percent(s['slot_occupancy'])}"]
     for kind in ("finished", "stalled", "idle"):
         if s["slot_shares"][kind]:
-            parts.append(f"{LABELS[_kind(kind)]} {_percent(s['slot_shares'][kind])}")
-    parts.append(f"{_short(s['output_tokens_per_s'])} tokens/s")
+            parts.append(f"{LABELS[_kind(kind)]} {percent(s['slot_shares'][kind])}")
+    parts.append(f"{short(s['output_tokens_per_s'])} tokens/s")
     return " · ".join(parts)
 
 
@@ -281,13 +295,3 @@ def _extent(timeline: Timeline, x: str) -> tuple[float, float]:
 
 def _few(slots: int) -> list[int]:
     return list(range(0, slots, max(1, -(-slots // 8))))
-
-
-def _short(value: float | None) -> str:
-    if value is None:
-        return "no sample"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"

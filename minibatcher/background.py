@@ -1,0 +1,155 @@
+"""An engine that serves in a thread of its own, while others look on, abort requests and stop it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+from .engine import Engine
+from .errors import InvalidParameter
+from .request import Request
+from .timeline import Timeline
+
+LONGEST_SLEEP_S = 0.05  # so that an idle engine still answers
+
+
+class BackgroundRun:
+    """Serves `requests` as they arrive, as Engine.run does, without keeping the caller.
+
+    Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
+    between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
+    seconds, and once more at the end.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        requests: Iterable[Request],
+        observe: Callable[[Timeline], None] | None = None,
+        every_s: float = 0.1,
+    ) -> None:
+        self.engine, self.observe, self.every_s = engine, observe, every_s
+        self._requests = sorted(requests, key=lambda r: r.arrival_time)
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # held while `_serving` is read or changed
+        self._serving = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None  # what ended the run, if anything did before its time
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def running(self) -> bool:
+        return self._serving
+
+    @property
+    def timeline(self) -> Timeline:
+        """What has happened. While it runs, read it through `call`."""
+        return self.engine.timeline
+
+    def start(self) -> None:
+        """Begin to serve. Raises what Engine.run would raise for a request that can't be served."""
+        if self._thread is not None:
+            raise InvalidParameter("this run has been started before; make a new BackgroundRun with new requests")
+        self.engine.reset()
+        self.engine.check_all(self._requests)
+        self._serving = True
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run `function` between two steps, and return what it returns or raise what it raises."""
+        with self._gate:
+            if not self._serving:
+                return function()
+            job: Future = Future()
+            self._jobs.put((function, job))
+        return job.result()
+
+    def abort(self, request_id: str) -> bool:
+        """End one request. False if it has ended already or has not arrived."""
+        return self.call(lambda: self.engine.abort(request_id))
+
+    def post(self, function: Callable[[], Any]) -> None:
+        """Run `function` between two steps, without waiting for it: for callers that must not be held up."""
+        with self._gate:
+            if self._serving:
+                self._jobs.put((function, Future()))
+                return
+        function()
+
+    def stop(self) -> None:
+        """End the run after the step at hand; requests that are left are aborted. Returns when it has ended."""
+        self.request_stop()
+        self.wait()
+
+    def request_stop(self) -> None:
+        """The same without waiting."""
+        self._stop.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the run has ended, or for `timeout_s` seconds; says whether it has."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._serving
+
+    def _serve(self) -> None:
+        engine = self.engine
+        try:
+            with engine.monitor.watch(engine.timeline) if engine.monitor else nullcontext():
+                self._loop()
+        except BaseException as error:
+            self.error = error
+        finally:
+            if engine.requests:
+                engine.timeline.header["interrupted"] = True
+                engine.abort_all()
+            with self._gate:
+                self._do_jobs()
+                self._serving = False
+            self._tell()
+
+    def _loop(self) -> None:
+        engine, arrivals, told = self.engine, deque(self._requests), 0.0
+        while (arrivals or engine.scheduler.has_work()) and not self._stop.is_set():
+            while arrivals and arrivals[0].arrival_time <= engine.clock.now():
+                engine.submit(arrivals.popleft())
+            num_steps = len(engine.timeline.steps)
+            engine.step()
+            self._do_jobs()
+            if len(engine.timeline.steps) == num_steps:
+                self._idle(arrivals[0].arrival_time if arrivals else None)
+            if self.observe and perf_counter() - told >= self.every_s:
+                self.observe(engine.timeline)
+                told = perf_counter()
+
+    def _idle(self, next_arrival: float | None) -> None:
+        """Nothing could run: sleep until something may, but not so long that nobody gets an answer."""
+        clock = self.engine.clock
+        clock.sleep_until(min(self.engine.next_moment(next_arrival), clock.now() + LONGEST_SLEEP_S))
+
+    def _do_jobs(self) -> None:
+        while not self._jobs.empty():
+            function, job = self._jobs.get()
+            try:
+                job.set_result(function())
+            except BaseException as error:
+                job.set_exception(error)
+
+    def _tell(self) -> None:
+        """The last observation; what it raises must not hide what ended the run."""
+        if self.observe is None:
+            return
+        try:
+            self.observe(self.engine.timeline)
+        except Exception as error:
+            self.error = self.error or error

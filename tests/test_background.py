@@ -1,0 +1,162 @@
+"""An engine in a thread of its own: nothing lost, nothing torn, and it ends when told."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from fakes import fake_engine, solo_answer
+
+from minibatcher.ahead import AheadEngine
+from minibatcher.background import BackgroundRun
+from minibatcher.clock import WallClock
+from minibatcher.engine import Engine
+from minibatcher.errors import InvalidParameter, PlanError, RequestRefused
+from minibatcher.request import Request, SamplingParams
+
+
+def requests(n: int = 6, gap: float = 0.0) -> list[Request]:
+    return [Request(f"r{i}", [i, 7], SamplingParams(max_tokens=5 + i), arrival_time=i * gap) for i in range(n)]
+
+
+def slow_engine(name="continuous", seconds=0.002, **options) -> Engine:
+    """On the wall's clock, with steps that take a while and let other threads run."""
+    engine = fake_engine(name, max_num_seqs=2, **options)
+    engine.clock = WallClock()
+    run = engine.runner.run
+    engine.runner.run = lambda plan: time.sleep(seconds) or run(plan)
+    return engine
+
+
+@pytest.mark.parametrize("name", ["static", "dynamic", "continuous", "chunked"])
+def test_it_serves_as_run_does(name):
+    engine, todo = fake_engine(name, max_num_seqs=2), requests(gap=0.01)
+    run = BackgroundRun(engine, todo)
+    run.start()
+    assert run.wait(20) and run.error is None and not run.running
+    assert [r.output_token_ids for r in todo] == [solo_answer([i, 7], 5 + i) for i in range(6)]
+    again = requests(gap=0.01)
+    expected = fake_engine(name, max_num_seqs=2).run(again)
+    assert [step.rows for step in run.timeline.steps] == [step.rows for step in expected.steps]
+    assert "interrupted" not in run.timeline.header
+
+
+def test_what_is_looked_at_is_whole():
+    """Between two steps the record of the steps and that of the requests agree, whoever asks and whenever."""
+    engine, torn, looks = slow_engine(seconds=0.0005), [], []
+
+    def look():
+        tokens = sum(len(r.output_token_ids) for r in engine.timeline.requests.values())
+        sampled = sum(row.context >= 2 for step in engine.timeline.steps for row in step.rows if row.num_tokens)
+        looks.append(len(engine.timeline.steps))
+        if tokens != sampled or engine.scheduler.kv.num_used_blocks != sum(r.slot is not None for r in todo):
+            torn.append((tokens, sampled))
+
+    todo = [Request(f"r{i}", [i, 7], SamplingParams(max_tokens=2)) for i in range(120)]
+    run = BackgroundRun(engine, todo, observe=lambda timeline: look(), every_s=0.0)
+    run.start()
+    askers = [threading.Thread(target=lambda: [run.call(look) for _ in range(40)]) for _ in range(3)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    run.wait()
+    assert not torn and run.error is None and len(looks) > 120
+
+
+def test_observations_are_few_and_the_last_sees_all():
+    seen = []
+    run = BackgroundRun(slow_engine(), requests(), lambda timeline: seen.append(len(timeline.steps)), every_s=1000.0)
+    run.start()
+    run.wait()
+    assert len(seen) == 2 and seen[-1] == len(run.timeline.steps)
+
+
+def test_stop_ends_what_is_left_and_keeps_what_was_done():
+    engine, todo = slow_engine(), requests(40)
+    run = BackgroundRun(engine, todo)
+    run.start()
+    while run.call(lambda: len(engine.timeline.steps)) < 9:
+        time.sleep(0.001)
+    run.stop()
+    assert not run.running and run.error is None and run.timeline.header["interrupted"]
+    reasons = [record.finish_reason for record in run.timeline.requests.values()]
+    assert "length" in reasons and "abort" in reasons and None not in reasons
+    assert engine.scheduler.kv.num_used_blocks == 0 and not engine.requests
+    for request in todo:
+        assert request.output_token_ids == solo_answer(list(request.prompt_token_ids), 99)[: request.num_output_tokens]
+
+
+def test_stop_while_it_waits_for_an_arrival_is_prompt():
+    run = BackgroundRun(slow_engine(), [Request("late", [1], SamplingParams(max_tokens=1), arrival_time=60.0)])
+    run.start()
+    begun = time.perf_counter()
+    run.stop()
+    assert time.perf_counter() - begun < 5 and not run.running
+
+
+def test_abort_takes_one_and_leaves_the_others():
+    engine, todo = slow_engine(), requests(6)
+    run = BackgroundRun(engine, todo)
+    run.start()
+    assert run.abort("r1") and not run.abort("r1") and not run.abort("nobody")
+    run.wait()
+    assert [r.finish_reason for r in todo] == ["length", "abort", "length", "length", "length", "length"]
+    assert not run.abort("r5")  # it has ended; nobody serves any more, and that is no error
+
+
+def test_a_failing_step_is_told_and_frees_the_rest():
+    engine, todo = slow_engine(), requests(6)
+    working = engine.runner.run
+
+    def failing(plan):
+        if len(engine.timeline.steps) == 4:
+            raise RuntimeError("the device is gone")
+        return working(plan)
+
+    engine.runner.run = failing
+    run = BackgroundRun(engine, todo)
+    run.start()
+    run.wait()
+    assert "the device is gone" in str(run.error) and not run.running
+    assert all(record.finish_reason for record in run.timeline.requests.values())
+    assert engine.scheduler.kv.num_used_blocks == 0
+
+
+def test_a_function_that_raises_raises_at_its_caller_alone():
+    run = BackgroundRun(slow_engine(), requests())
+    run.start()
+    with pytest.raises(ZeroDivisionError):
+        run.call(lambda: 1 / 0)
+    run.wait()
+    assert run.error is None
+
+
+def test_a_scheduler_that_never_plans_ends_the_run_with_a_sentence():
+    engine = slow_engine()
+    from minibatcher.scheduling import StepPlan
+
+    engine.scheduler.schedule = lambda now: StepPlan()
+    run = BackgroundRun(engine, requests())
+    run.start()
+    assert run.wait(20) and isinstance(run.error, PlanError)
+
+
+def test_refusals_come_before_the_thread():
+    with pytest.raises(RequestRefused):
+        BackgroundRun(slow_engine(), [Request("big", [1] * 60, SamplingParams(max_tokens=60))]).start()
+    run = BackgroundRun(slow_engine(), requests(1))
+    run.start()
+    run.wait()
+    with pytest.raises(InvalidParameter, match="started before"):
+        run.start()
+
+
+def test_it_plans_ahead_too():
+    engine, todo = fake_engine("chunked", engine_class=AheadEngine, max_num_seqs=2), requests()
+    run = BackgroundRun(engine, todo)
+    run.start()
+    run.wait()
+    assert run.error is None
+    assert [r.output_token_ids for r in todo] == [solo_answer([i, 7], 5 + i) for i in range(6)]
