@@ -8,7 +8,6 @@ import torch
 
 from .ahead import AheadEngine
 from .attention.choose import AttentionBackend, choose_attention
-from .attention.triton_support import is_interpreted
 from .clock import WallClock
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
@@ -120,7 +119,7 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
 def _check_graphs(model: LoadedModel, attention: AttentionBackend) -> None:
     if model.device.type != "cuda":
         raise DeviceError(f"cuda_graphs needs a CUDA GPU, and the model is on {model.device}")
-    if not attention.capturable or is_interpreted():
+    if not attention.capturable or attention.interpreted:
         raise DeviceError(
             f"cuda_graphs needs attention kernels that read lengths on the device, as triton's do; {attention.name} "
             f"was chosen ({attention.why})"
@@ -132,7 +131,7 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    if kind not in ("cpu", "cuda") or (":" in name and (kind == "cpu" or not index.isdigit())):
         raise DeviceError(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise DeviceError("device cuda was asked for, but PyTorch finds no CUDA GPU here; use --device cpu")
@@ -161,7 +160,8 @@ def _make_kv(
     tokens = options.kv_cache_tokens
     if tokens is None:
         bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
-        most = config.max_num_seqs * max_model_len
+        unit = max_model_len if cls.kv_layout == "slots" else options.block_size
+        most = config.max_num_seqs * -(-max_model_len // unit) * unit
         workspace = 0  # our kernels read keys and values where they lie
         if attention.name != "triton":
             # SDPA copies a layer's out of the pool, and repeats those of prompts for each query head: of all rows of a
@@ -172,11 +172,11 @@ def _make_kv(
         longest_step = _longest_step(cls, max_model_len, config)
         room = kv_pool_bytes(model, longest_step, config.max_num_seqs, workspace, options.gpu_memory_utilization)
         tokens = min(most, room // bytes_per_token)
-        if tokens < options.block_size:
+        if tokens < unit:
             on_gpu = "; or raise gpu_memory_utilization, or drop engines built before"
             raise DeviceError(
                 f"there is no memory left for a KV pool on {model.device}, beside the model and steps of up to "
-                f"{longest_step:,} tokens; lower max_model_len, max_num_seqs or max_num_batched_tokens"
+                f"{longest_step:,} tokens: {tokens:,} tokens fit, and the smallest piece has {unit:,}; lower max_model_len, max_num_seqs, max_num_batched_tokens or block_size"
                 + (on_gpu if model.device.type == "cuda" else "")
             )
     return make_kv(

@@ -89,6 +89,8 @@ def _warm_up(engine: Engine, model: LoadedModel) -> None:
     one more request whose context is long enough to be split among programs. Not with slots: there a lone request waits
     for company, and contexts count as long from the start.
     """
+    if engine.runner.attention.interpreted:
+        return  # no time of that run will mean anything
     scheduler = engine.scheduler
     room = min(engine.max_model_len, scheduler.kv.num_blocks * scheduler.kv.block_size)
     length = max(1, min(32, room - 4))

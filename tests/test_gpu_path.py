@@ -397,3 +397,31 @@ def test_block_tables_follow_growth_preemption_and_departure():
     kv.free("a")
     assert kv.allocate("a", 9) and tables.of([a])[0].tolist() == kv.table("a")
     assert tables.of([a])[0].dtype == np.int32
+
+
+def test_a_triton_that_can_not_be_imported_is_no_triton(gpu, monkeypatch):
+    from minibatcher.attention import choose
+
+    gpu((9, 0))
+
+    def broken(device):
+        raise ImportError("no libtriton")
+
+    monkeypatch.setattr(choose, "_kernels", broken)
+    chosen = choose_attention("auto", "cuda", torch.float16)
+    assert chosen.name == "sdpa" and "is installed and can't be imported (no libtriton)" in chosen.why
+    with pytest.raises(DeviceError, match="no libtriton"):
+        choose_attention("triton", "cuda", torch.float16)
+
+
+def test_blocks_larger_than_the_context_are_rounded_up_to(bard):
+    engine = Engine.from_model(bard, strategy="chunked", block_size=128, max_num_seqs=2, max_model_len=64)
+    assert engine.scheduler.kv.num_blocks == 2
+
+
+def test_a_cpu_has_no_number():
+    from minibatcher.build import resolve_device
+
+    for name in ("cpu:3", "cpu:", "cuda:", "gpu"):
+        with pytest.raises(DeviceError, match="unknown device"):
+            resolve_device(name)

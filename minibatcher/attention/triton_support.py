@@ -21,7 +21,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 def version() -> str | None:
     """Of the Triton that is installed; None without one."""
-    if importlib.util.find_spec("triton") is None:
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return None
+    except (ImportError, ValueError):  # something on the way keeps it from being found
         return None
     for name in ("triton", "pytorch-triton", "triton-windows"):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 
+from ..errors import DeviceError
 from .options import add_model_options, check_file, load_for, write_json
 
 EXTRAS = {
@@ -98,9 +99,13 @@ def sentences(facts: dict) -> list[str]:
 
 def _triton(device, dtype) -> str:
     """Whether our kernels run here, whatever was chosen."""
-    from ..attention.triton_support import is_interpreted, why_not
+    from ..attention.choose import triton_obstacle
+    from ..attention.triton_support import is_interpreted
 
-    obstacle = why_not(device, dtype)
+    try:
+        obstacle = triton_obstacle(device, dtype)
+    except DeviceError as error:
+        obstacle = str(error)
     if obstacle:
         return f"can't run here: {obstacle}"
     if device.type == "cpu" or is_interpreted():

@@ -86,8 +86,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--attention",
         default="auto",
-        help="auto, reference, sdpa or triton; on a CPU Triton's kernels are interpreted, thousands of times slower: a "
-        "few short requests only (default: the fastest that runs here; see minibatcher info)",
+        help="auto, reference, sdpa or triton; on a CPU Triton's kernels are interpreted, thousands of times slower: "
+        "good for a few tokens (default: the fastest that runs here; see minibatcher info)",
     )
     group.add_argument(
         "--threads",
