@@ -176,7 +176,8 @@ def _make_kv(
             on_gpu = "; or raise gpu_memory_utilization, or drop engines built before"
             raise DeviceError(
                 f"there is no memory left for a KV pool on {model.device}, beside the model and steps of up to "
-                f"{longest_step:,} tokens: {tokens:,} tokens fit, and the smallest piece has {unit:,}; lower max_model_len, max_num_seqs, max_num_batched_tokens or block_size"
+                f"{longest_step:,} tokens: {tokens:,} tokens fit, and the smallest piece has {unit:,}; "
+                "lower max_model_len, max_num_seqs, max_num_batched_tokens or block_size"
                 + (on_gpu if model.device.type == "cuda" else "")
             )
     return make_kv(

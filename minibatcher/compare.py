@@ -46,7 +46,8 @@ def run_comparison(
         engine = engines.pop(name)  # the only reference, so that its pool makes room for the next one's
         try:
             engine.runner.allocate()
-            _warm_up(engine, model)
+            if not engine.runner.attention.interpreted:  # whose times mean nothing anyway
+                _warm_up(engine, model)
         except KeyboardInterrupt:
             break
         timelines[name] = timeline = engine.run(todo[name], progress=progress)
@@ -89,8 +90,6 @@ def _warm_up(engine: Engine, model: LoadedModel) -> None:
     one more request whose context is long enough to be split among programs. Not with slots: there a lone request waits
     for company, and contexts count as long from the start.
     """
-    if engine.runner.attention.interpreted:
-        return  # no time of that run will mean anything
     scheduler = engine.scheduler
     room = min(engine.max_model_len, scheduler.kv.num_blocks * scheduler.kv.block_size)
     length = max(1, min(32, room - 4))

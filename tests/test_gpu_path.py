@@ -312,9 +312,9 @@ def test_sdpa_on_a_gpu_does_without_cudnn(gpu):
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_graphs_are_refused_where_kernels_are_interpreted(bard, monkeypatch):
-    monkeypatch.setattr("minibatcher.build.is_interpreted", lambda: True)
-    attention = AttentionBackend("triton (interpreted)", "TRITON_INTERPRET is set", None, None, capturable=True)
+def test_graphs_are_refused_where_kernels_are_interpreted():
+    why = "TRITON_INTERPRET is set"
+    attention = AttentionBackend("triton (interpreted)", why, None, None, capturable=True, interpreted=True)
     model = SimpleNamespace(device=torch.device("cuda"))
     with pytest.raises(DeviceError, match=r"triton \(interpreted\) was chosen \(TRITON_INTERPRET is set\)"):
         _check_graphs(model, attention)
