@@ -29,9 +29,11 @@ test: $(STAMP) ## Run everything that must hold: lint, format, generated noteboo
 	$(RUN_ENV) minibatcher labs build --check
 	$(RUN_ENV) python -m pytest $(PYTEST_FLAGS)
 
-colab: ## Build every widget with the IPython and ipywidgets that Colab has (in .venv-colab)
+colab: ## Build every widget with the IPython and ipywidgets that Colab has (in .venv-colab, without PyTorch)
 	$(PYTHON) -m venv .venv-colab
-	.venv-colab/bin/python -m pip install --disable-pip-version-check ipython==7.34.0 ipywidgets==7.7.1 hypothesis pytest anywidget setuptools -e .
+	.venv-colab/bin/python -m pip install --disable-pip-version-check ipython==7.34.0 ipywidgets==7.7.1 anywidget \
+		hypothesis pytest setuptools jinja2 matplotlib numpy tqdm
+	.venv-colab/bin/python -m pip install --disable-pip-version-check --no-deps -e .
 	.venv-colab/bin/python -m pytest tests/test_widgets.py tests/test_live.py $(PYTEST_FLAGS)
 
 format: $(STAMP) ## Format the code and mend what the linter can mend
