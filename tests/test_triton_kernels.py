@@ -49,6 +49,8 @@ def test_case(kernel, shape, dtype):
 @pytest.mark.parametrize(
     ("head_dim", "group", "block_size"),
     [
+        (4, 3, 8),
+        (8, 2, 16),
         (16, 5, 16),
         (24, 1, 256),
         (64, 8, 2),
@@ -179,16 +181,20 @@ def test_a_negative_slot_writes_nothing():
     assert v_cache.count_nonzero() == k[1].count_nonzero()
 
 
+def zeros(n: int, dtype: torch.dtype) -> torch.Tensor:
+    """On a CPU what is not written takes no room."""
+    if DEVICE == "cuda":
+        return torch.zeros(n, dtype=dtype, device=DEVICE)
+    with tempfile.TemporaryFile() as file:
+        return torch.from_numpy(np.memmap(file, str(dtype).removeprefix("torch."), "w+", shape=n))
+
+
 @pytest.mark.parametrize("kernel", ["store_kv", *PAGED])
 def test_a_pool_beyond_two_to_the_31_numbers(kernel):
     """Block 3 begins 3 * 2**30 numbers behind block 0: a 32-bit product would point in front of the pool."""
     far, size, heads = 2**30, 64, (1, 16)
     block = size * heads[0] * heads[1]
-    if DEVICE == "cuda":
-        memory = torch.zeros(3 * far + 2 * block, dtype=torch.float16, device=DEVICE)
-    else:
-        with tempfile.TemporaryFile() as file:  # sparse: what is not written takes no room
-            memory = torch.from_numpy(np.memmap(file, np.float16, "w+", shape=3 * far + 2 * block))
+    memory = zeros(3 * far + 2 * block, torch.float16)
     k_cache = memory.as_strided((4, size, *heads), (far, heads[0] * heads[1], heads[1], 1))
     v_cache = memory.as_strided(k_cache.shape, k_cache.stride(), block)
     q, k, v = torch.randn(3, 40, 2, 16, device=DEVICE).half().unbind(0)
@@ -211,6 +217,36 @@ def test_a_pool_beyond_two_to_the_31_numbers(kernel):
         out = triton_decode.decode_attention(q[39:], k_cache, v_cache, tables, lens, 0.3)
         expected = expected[4:]
     torch.testing.assert_close(out, expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_tokens_beyond_two_to_the_31_numbers(kernel):
+    """Of q, k and v the last token begins 3 * 2**30 numbers behind the first."""
+    far = 2**30
+    decodes = kernel == "decode_attention"
+    shape = Shape((1,) * 4, (9, 17, 5, 20), 2, 1, 16, 8) if decodes else Shape((4,), (4,), 2, 1, 16, 8)
+    case = random_case(shape, torch.float16, DEVICE, seed=random.SystemRandom().randrange(2**31))
+    memory = zeros(3 * far + 4 * 16, torch.float16)
+    rows = memory.as_strided((4, 4, 16), (far, 16, 1))
+    q, k, v = rows.split([2, 1, 1], dim=1)
+    q[:], k[:], v[:] = case.q, case.k, case.v
+    apart = {"q": q, "k": k, "v": v}
+    if kernel == "naive_attention" and triton_tiles.INTERPRETED:
+        # Its loop counts in Python there, so that key * stride has 32 bits; compiled, the key has the query's 64.
+        apart = {"q": q}
+    apart = type(case)(**{**vars(case), **apart})
+    assert run_case(kernel, LAUNCHERS[kernel], apart) == run_case(kernel, LAUNCHERS[kernel], case) < 2e-3
+
+
+@pytest.mark.parametrize("kernel", ["ragged_attention", "decode_attention"])
+def test_block_tables_beyond_two_to_the_31_numbers(kernel):
+    """The third request's row begins 2**31 numbers behind the first one's."""
+    far = 2**30
+    case = random_case(Shape((1,) * 3, (9, 17, 20), 2, 1, 16, 8), torch.float16, DEVICE, seed=8)
+    tables = zeros(2 * far + 4, torch.int32).as_strided(case.block_tables.shape, (far, 1))
+    tables[:] = case.block_tables
+    apart = type(case)(**{**vars(case), "block_tables": tables})
+    assert run_case(kernel, LAUNCHERS[kernel], apart) == run_case(kernel, LAUNCHERS[kernel], case) < 2e-3
 
 
 def test_launchers_ask_the_device_for_nothing(monkeypatch):

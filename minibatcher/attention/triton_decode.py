@@ -1,8 +1,9 @@
 """Attention for a step of decodes only: one query a request.
 
-There is little to compute and a whole context to read, so what counts is that enough programs read at the same time.
-With few requests, each context is split among several programs, and a second kernel merges what they found
-(Flash-Decoding, Dao et al. 2023).
+The step after ragged (triton_ragged.py), for steps in which no request is still at its prompt. There is little to
+compute and a whole context to read, so what counts is that enough programs read at the same time. With few requests,
+each context is split among several programs, and a second kernel merges what they found (Flash-Decoding, Dao et al.
+2023). How many splits there are follows from the GPU; in the interpreter it is 1 unless more are asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..errors import InvalidParameter
-from .triton_tiles import LOG2_E, check_heads, decode_tiles, default_splits, padded
+from .triton_tiles import LOG2_E, check_heads, decode_tiles, default_splits, head_pad, padded
 
 
 # What changes from step to step is not specialized: compiling anew for another alignment would hold up a step.
@@ -142,7 +143,7 @@ def decode_attention(
     decode_attention_kernel[(num_requests, num_kv_heads, num_splits)](
         parts, log_sums, q, k_cache, v_cache, block_tables, context_lens, scale * LOG2_E,
         *parts.stride()[:3], *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_tables.stride(0),
-        num_splits > 1, group, head_dim, padded(head_dim), block_size, tiles.block_m, tiles.block_n, tiles.use_dot,
+        num_splits > 1, group, head_dim, head_pad(head_dim), block_size, tiles.block_m, tiles.block_n, tiles.use_dot,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if num_splits > 1:

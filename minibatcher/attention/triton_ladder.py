@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..errors import InvalidParameter
-from .triton_tiles import LOG2_E, check_heads, ladder_tiles, padded
+from .triton_tiles import LOG2_E, check_heads, head_pad, ladder_tiles, padded
 
 
 @triton.jit
@@ -23,11 +23,12 @@ def naive_attention_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
 ):  # fmt: skip
     """One program for each query and head; it reads one key after another."""
-    query = tl.program_id(0).to(tl.int64)
+    query = tl.program_id(0).to(tl.int64)  # it is multiplied by strides, and a tensor may have more than 2**31 numbers
     head = tl.program_id(1)
     kv_head = head // GROUP
-    d = tl.arange(0, HEAD_PAD)
+    d = tl.arange(0, HEAD_PAD)  # HEAD_DIM up to a power of two, the only sizes that Triton has; masks hide the rest
     q = tl.load(q_ptr + query * stride_q_token + head * stride_q_head + d, mask=d < HEAD_DIM, other=0.0)
+    # scale_log2 is scale * log2(e): exp(scale * x) = exp2(scale_log2 * x), and exp2 is one instruction of the hardware.
     q = q.to(tl.float32) * scale_log2
 
     largest = float("-inf")  # score so far
@@ -81,12 +82,14 @@ def tiled_attention_kernel(
         k = tl.load(k_ptr + k_at, mask=kv_mask, other=0.0)
         v = tl.load(v_ptr + v_at, mask=kv_mask, other=0.0)
 
+        # "ieee" keeps all 24 bits of a float32, which tensor cores would cut to TF32's 11; halves are not concerned.
         scores = tl.dot(q, k.T, input_precision="ieee") * scale_log2
         scores = tl.where(key[None, :] <= query[:, None], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         rescale = tl.exp2(largest - new_largest)
         weights = tl.exp2(scores - new_largest[:, None])
         total = total * rescale + tl.sum(weights, 1)
+        # Weights, between 0 and 1, are rounded to v's dtype: tensor cores multiply halves by halves, adding in float32.
         acc = acc * rescale[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = new_largest
 
@@ -172,7 +175,7 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     tiled_attention_kernel[(triton.cdiv(n, tiles.block_m), num_heads)](
         out, q, k, v, scale * LOG2_E, n,
         *out.stride()[:2], *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-        num_heads // k.shape[1], head_dim, padded(head_dim), tiles.block_m, tiles.block_n,
+        num_heads // k.shape[1], head_dim, head_pad(head_dim), tiles.block_m, tiles.block_n,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out
@@ -200,7 +203,7 @@ def paged_attention(
     paged_attention_kernel[(triton.cdiv(n, tiles.block_m), num_heads)](
         out, q, k_cache, v_cache, block_table, scale * LOG2_E, n, context_len,
         *out.stride()[:2], *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
-        num_heads // k_cache.shape[2], head_dim, padded(head_dim), k_cache.shape[1], tiles.block_m, tiles.block_n,
+        num_heads // k_cache.shape[2], head_dim, head_pad(head_dim), k_cache.shape[1], tiles.block_m, tiles.block_n,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out

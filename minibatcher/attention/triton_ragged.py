@@ -1,7 +1,11 @@
 """Attention for a mixed step: chunks of prompts and decodes of many requests, in one launch.
 
-The fourth step after naive, tiled and paged (triton_ladder.py). What is new: the queries of all requests are packed one
-after another without padding, and the query heads that share a KV head share its tile, too.
+The fourth step after naive, tiled and paged (triton_ladder.py). What is new:
+- The queries of all requests are packed one after another without padding, and each program finds the request that its
+  tile belongs to by binary search (find_request).
+- The query heads that share a KV head (GQA) are rows of the same tile, so that a key is loaded once for all of them.
+- The loop over the keys is split in two: most keys lie before every query of the tile and need no mask, and only the
+  last ones, on the diagonal, pay for one.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_tiles import LOG2_E, check_heads, padded, ragged_tiles
+from .triton_tiles import LOG2_E, check_heads, head_pad, ragged_tiles
 
 
 @triton.jit
@@ -20,6 +24,10 @@ def find_request(tile, cu_seqlens_q_ptr, num_requests, BLOCK_Q: tl.constexpr):
 
     Request r is given the tiles from cu_seqlens_q[r] // BLOCK_Q + r on: never fewer than it needs, and computed without
     looking at any other request. A tile beyond the request's queries has nothing to do.
+
+    BLOCK_Q = 4 and queries of lengths 3, 1, 9 give cu_seqlens_q 0, 3, 4, 13, and the requests' first tiles are
+    0 // 4 + 0 = 0, 3 // 4 + 1 = 1 and 4 // 4 + 2 = 3: one tile for 3 queries, tiles 1 and 2 for 1 query (tile 2 has
+    nothing to do), and from tile 3 on there are 9 queries, in tiles 3, 4 and 5.
     """
     low = 0
     high = num_requests
@@ -157,11 +165,13 @@ def ragged_attention(
         return out
     tiles = ragged_tiles(q.dtype, head_dim, group)
     block_q = tiles.block_m // group
+    # As many tiles as find_request may hand out, known without reading cu_seqlens_q, which is on the device: request r
+    # begins with tile cu_seqlens_q[r] // block_q + r, so R requests end before tile num_tokens // block_q + R.
     ragged_attention_kernel[(num_tokens // block_q + num_requests, num_kv_heads)](
         out, q, k_cache, v_cache, block_tables, cu_seqlens_q, context_lens,
         scale * LOG2_E, num_requests, *out.stride()[:2], *q.stride()[:2],
         *k_cache.stride()[:3], *v_cache.stride()[:3], block_tables.stride(0),
-        group, head_dim, padded(head_dim), block_size, block_q, tiles.block_m, tiles.block_n,
+        group, head_dim, head_pad(head_dim), block_size, block_q, tiles.block_m, tiles.block_n,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     return out

@@ -59,15 +59,20 @@ def num_multiprocessors() -> int:
 @cache
 def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     """Tiles for a mix of chunked prefill and decode. group: query heads for each KV head, all in one tile's rows."""
-    arch, wide = architecture(), padded(head_dim) > 128
+    arch, narrow, wide = architecture(), padded(head_dim) <= 64, padded(head_dim) > 128
     even = padded(group) == group  # dividing rows by a group of another size takes registers
     if arch == 0:
         tiles = Tiles(16, 16, 4, 1)  # small, so that short test cases span several tiles
     elif arch < 80:
-        tiles = Tiles(16, 16 if wide else 32, 4, 1)  # here tl.dot does without tensor cores, and registers are short
+        # Here tl.dot does without tensor cores, and registers are short.
+        tiles = Tiles(16, 16 if wide else 32, 8 if narrow and dtype == torch.float32 else 4, 1)
     elif dtype == torch.float32:
-        # Float32 uses none anywhere. 9.0 spills with the wider tile, the others do with the narrower one.
-        tiles = Tiles(16, 16, 4 if wide else 8, 2) if arch == 90 else Tiles(16, 32, 8, 2)
+        # Float32 uses none anywhere. 9.0 spills with the wider tile, the others do with the narrower one; for uneven
+        # groups four warps are better, as for eight the compiler aims at too few registers each and spills.
+        if arch == 90:
+            tiles = Tiles(16, 16, 8 if even and not wide else 4, 2)
+        else:
+            tiles = Tiles(16, 32, 4 if narrow and not even else 8, 2)
     elif arch == 90:
         # The products read the queries from shared memory each time: the wider the tile, the less often.
         tiles = Tiles(64, 64, 8, 3) if wide else Tiles(128, 128 if even else 64, 8, 3)
@@ -79,7 +84,7 @@ def ragged_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
 @cache
 def decode_tiles(dtype: torch.dtype, head_dim: int, group: int) -> Tiles:
     """Tiles for one query a request: the group's query heads are the rows."""
-    arch, rows, width = architecture(), padded(group), padded(head_dim)
+    arch, rows, width = architecture(), padded(group), head_pad(head_dim)
     if dtype != torch.float32 and (arch == 0 or arch >= 80):
         # Even a single row is padded to the 16 of the tensor cores: they idle anyway, as memory sets the pace.
         return Tiles(max(16, rows), 16 if arch == 0 else 32 if width > 128 else 64, 4, 3)
@@ -119,6 +124,11 @@ def forget_device() -> None:
 def padded(n: int) -> int:
     """The next power of two: the only sizes that a tile may have."""
     return triton.next_power_of_2(n)
+
+
+def head_pad(head_dim: int) -> int:
+    """Columns of a tile that goes through tl.dot: a power of two, and at least 16."""
+    return max(16, padded(head_dim))
 
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
