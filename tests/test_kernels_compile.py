@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -58,8 +59,8 @@ def test_tensor_cores_are_used_where_they_are_meant(rows):
 
 def test_the_shapes_that_are_shipped_are_compiled(rows):
     shapes = {row["shape"] for row in rows}
-    assert {f"head {size}" for size in (64, 80, 128, 256)} == {shape.split(",")[0] for shape in shapes}
-    assert {"group 1", "group 4", "group 8"} == {shape.split(", ")[1] for shape in shapes}
+    assert {f"head {size}" for size in (8, 64, 80, 128, 256)} == {shape.split(",")[0] for shape in shapes}
+    assert {f"group {size}" for size in (1, 2, 4, 7, 8)} == {shape.split(", ")[1] for shape in shapes}
     assert len({shape.split(", ")[2] for shape in shapes}) == 2
 
 
@@ -74,11 +75,41 @@ def compile_faulty(target, *names):
 
 def test_spills_excess_shared_memory_and_refused_code_are_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    rows = compile_faulty(89, "fine", "spills", "too much shared memory", "refused")
+    rows = compile_faulty(89, "fine", "spills", "too much shared memory", "refused", "refused inside")
     assert rows["fine"]["faults"] == [] and rows["fine"]["tensor_core_instructions"] > 0
     assert any("spills registers" in fault for fault in rows["spills"]["faults"])
     assert any("101,376" in fault for fault in rows["too much shared memory"]["faults"])
-    assert rows["refused"]["faults"] == ["does not compile: arange's range must be a power of 2"]
+    for name in ("refused", "refused inside"):
+        assert rows[name]["faults"] == ["does not compile: arange's range must be a power of 2"]
+
+
+def test_float32_that_is_rounded_for_tensor_cores_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    row = compile_faulty(80, "in TF32")["in TF32"]
+    assert row["tensor_core_instructions"] > 0
+    assert row["faults"] == ["multiplies float32 in TF32"]
+
+
+def chain(*errors):
+    """The first one, raised from the second, and so on."""
+    for error, cause in pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (RuntimeError("at 2:4:\n  x = f(y)\n      ^\nodd range"), "odd range"),
+        (RuntimeError("at 2:4:\n  x = f(y)\n      ^\n"), "x = f(y)"),
+        (RuntimeError("ptxas error: no room\nRepro command: ptxas"), "ptxas error: no room"),
+        (chain(RuntimeError("at 2:4:\n  x = f(y)\n      ^"), RuntimeError("at 9:1:\n  z\n  ^\nodd")), "odd"),
+        (chain(RuntimeError("at 2:4:\n  x\n  ^"), AssertionError()), "AssertionError"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_the_line_that_tells_why_it_does_not_compile(error, line):
+    assert compiling.telling_line(error) == line
 
 
 def row(**changes):
@@ -103,6 +134,7 @@ def row(**changes):
         ({"shared_bytes": 1001}, "shared memory"),
         ({"tensor_core_instructions": 0}, "without a tensor-core instruction"),
         ({"dot": False}, "no matrix product"),
+        ({"dtype": "float32"}, "multiplies float32 in TF32"),
     ],
 )
 def test_each_fault_is_a_sentence(changes, complaint):
@@ -148,7 +180,27 @@ def test_a_target_that_breaks_off_is_told_and_costs_no_other(monkeypatch):
     compiling_failed = targets.SectionFailed
     monkeypatch.setattr(targets, "run_section", run_section)
     seen = []
-    rows, errors = compile_targets([75, 90], jobs=1, progress=lambda *args: seen.append(args))
+    rows, errors, interrupted = compile_targets([75, 90], jobs=1, progress=lambda *args: seen.append(args))
+    assert not interrupted
     assert [row["target"] for row in rows] == [75, 90, 90]
     assert errors == ["the compilation for 7.5 broke off: out of disk"]
     assert seen[-1] == ("compile", 3, 4)
+
+
+@pytest.mark.parametrize("who", ["this process", "its children"])
+def test_an_interrupt_keeps_the_rows_and_is_no_fault_of_a_target(who, monkeypatch):
+    from minibatcher.kernels import targets
+
+    begun = []
+
+    def run_section(name, settings, env):
+        begun.append(settings["target"])
+        yield {"total": 2}
+        yield {"target": settings["target"]}
+        if settings["target"] == 80:
+            raise KeyboardInterrupt if who == "this process" else targets.SectionInterrupted("interrupted")
+
+    monkeypatch.setattr(targets, "run_section", run_section)
+    rows, errors, interrupted = compile_targets([75, 80, 90], jobs=1)
+    assert [row["target"] for row in rows][:2] == [75, 80]
+    assert (errors, interrupted) == ([], True)

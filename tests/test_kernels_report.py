@@ -11,7 +11,7 @@ from minibatcher.kernels import child, report, tables  # noqa: E402
 from minibatcher.kernels.child import SectionFailed, run_section  # noqa: E402
 from minibatcher.kernels.report import Section, failures, make_report  # noqa: E402
 
-RIGHT = {"kernel": "store_kv", "dtype": "float32", "shape": "s", "error": 0.0, "tolerance": 1e-5, "ok": True}
+RIGHT = {"kernel": "store_kv", "dtype": "float32", "shape": "s", "error": 0.0, "tolerance": 1e-5, "ok": True, "seed": 7}
 needs_triton = pytest.mark.skipif(
     pytest.importorskip("minibatcher.attention.triton_support").version() is None,
     reason="the kernels need Triton, which exists for Linux only",
@@ -34,6 +34,17 @@ def test_a_section_is_stopped_when_its_time_is_up():
 def test_what_breaks_a_section_is_told():
     with pytest.raises(SectionFailed, match=r"TypeError.*nonsense"):
         list(run_section("compare", {"nonsense": 1}))
+
+
+@pytest.mark.parametrize("end", ["exit 130", "kill -INT $$", "exit 1"])
+def test_a_section_that_had_ctrl_c_is_told_from_one_that_failed(end, tmp_path, monkeypatch):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{end}\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setattr(child.sys, "executable", str(script))
+    with pytest.raises(SectionFailed) as caught:
+        list(run_section("check", {}))
+    assert isinstance(caught.value, child.SectionInterrupted) == (end != "exit 1")
 
 
 @needs_triton
@@ -61,7 +72,7 @@ def fake_sections(monkeypatch, **endings):
 
     def run_section(name, settings, env, timeout_s):
         calls.append((name, settings, env, timeout_s))
-        yield {"total": 3}
+        yield {"total": 3, "seed": 7} if name == "check" else {"total": 3}
         yield RIGHT
         if endings.get(name):
             raise endings[name]
@@ -81,35 +92,45 @@ def test_a_section_that_fails_keeps_its_rows_and_the_next_one_runs(monkeypatch):
     assert [section["error"] for section in sections.values()] == ["the GPU fell off", "no bfloat16", None]
     assert [section["mistake"] for section in sections.values()] == [False, True, False]
     assert all(section["planned"] == 3 and section["seconds"] >= 0 for section in sections.values())
-    assert failures(made) == ["check: the GPU fell off", "bench: no bfloat16"]
+    assert failures(made) == ["check (seed 7): the GPU fell off", "bench: no bfloat16"]
     assert seen[:2] == [("check", 0, 3), ("check", 1, 3)]
     name, settings, env, timeout_s = calls[0]
     assert (name, timeout_s, env) == ("check", 20, {"TRITON_INTERPRET": "1"})
     assert settings == {"device": "cpu", "stop_after_s": 20 - report.SLACK_S}
 
 
-def test_an_interrupt_keeps_what_was_done(monkeypatch):
-    fake_sections(monkeypatch, check=KeyboardInterrupt())
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), child.SectionInterrupted("interrupted")], ids=repr)
+def test_an_interrupt_keeps_what_was_done(ending, monkeypatch):
+    fake_sections(monkeypatch, check=ending)
     made = make_report([Section("check"), Section("bench")], "cpu")
     assert made["interrupted"] and list(made["sections"]) == ["check"]
     assert made["sections"]["check"]["rows"] == [RIGHT]
+    text = tables.report_text(made)
+    assert "check: 1 of 3 rows; interrupted." in text and "no time" not in text
 
 
 def test_each_kind_of_failure_is_a_sentence():
+    half = {"dtype": "float16", "ok": False, "error": None}
     rows = [
         RIGHT,
         RIGHT | {"ok": False, "error": 0.5},
+        RIGHT | {"ok": False, "error": 0.7},
         RIGHT | {"ok": False, "error": None},
-        RIGHT | {"ok": False, "error": None, "failure": "ValueError: odd"},
+        RIGHT | half | {"failure": "ValueError: odd"},
+        RIGHT | half,
+        RIGHT | half | {"kernel": "naive_attention"},
         {"kind": "engine", "variant": "SDPA", "failure": "no memory"},
         {"kind": "answers", "runs": 8, "identical": False, "different": ["triton static"]},
         {"kind": "answers", "runs": 8, "identical": True, "different": []},
     ]
     sentences = failures({"sections": {"check": {"error": None, "rows": rows}}})
-    assert len(sentences) == 5
-    assert "error 0.5, beyond 1e-05" in sentences[0] and "not finite" in sentences[1]
-    assert sentences[2].endswith("ValueError: odd") and "SDPA: no memory" in sentences[3]
-    assert "triton static" in sentences[4]
+    assert sentences == [
+        "store_kv in float32 is wrong, error 0.5, beyond 1e-05 (s, seed 7), and 2 more cases failed",
+        "store_kv in float16 raised ValueError: odd (s, seed 7), and 1 more case failed",
+        "naive_attention in float16 is wrong, error not finite, beyond 1e-05 (s, seed 7)",
+        "check, engine, SDPA: no memory",
+        "answers in float32 differ: triton static",
+    ]
 
 
 def test_the_prepared_report_fits_in_six_minutes():
@@ -142,13 +163,17 @@ def test_a_trial_of_the_whole_report(tmp_path, capsys):
     }
     (answers,) = (row for row in made["sections"]["compare"]["rows"] if row["kind"] == "answers")
     assert answers["identical"] is True and answers["runs"] == 4
+    assert "This device copies" in printed and "tiny-random" in printed and "1b" not in printed
+    assert f"seed {made['sections']['check']['seed']}." in printed.splitlines()[0]
     assert all(goal["value"] is None for goal in made["goals"])  # a trial shows no speed
 
 
 def test_tables_show_what_failed_beside_what_did_not():
-    rows = [RIGHT, RIGHT | {"shape": "t", "ok": False, "error": None, "failure": "odd"}]
+    rows = [RIGHT, RIGHT | {"shape": "t", "ok": False, "error": None}]
     text = tables.check_table(rows)
     assert "not finite" in text and "WRONG in 1" in text
+    text = tables.check_table([*rows, RIGHT | {"ok": False, "error": None, "failure": "ValueError: odd"}])
+    assert "raised ValueError " in text and "not finite" not in text and "WRONG in 2" in text
     lines = tables.table(("name ", "n"), [("a", "1"), ("long", "22")]).splitlines()
     assert lines[2] == "a      1" and lines[3] == "long  22"
 
@@ -158,6 +183,7 @@ def test_a_gpu_is_checked_with_every_case_of_the_tests_and_larger_ones():
     from minibatcher.kernels import check
     from minibatcher.kernels.cases import CASES
 
+    assert check.cases("cpu") == check.cases("cpu:3") == {kernel: CASES[kernel] for kernel in check.KERNELS}
     assert set(check.cases("cpu")) == set(check.cases("cuda")) == set(CASES)
     for kernel, shapes in check.cases("cuda").items():
         assert set(CASES[kernel]) < set(shapes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 
 from ..errors import DeviceError, InvalidParameter, MinibatcherError, MissingDependency
-from .options import check_file, complain, whole_number, write_json
+from .options import check_file, complain, seed, whole_number, write_json
 
 TARGETS = (75, 80, 89, 90)
+INTERRUPTED = "interrupted: the rows are those of what was done so far"
 
 WHAT = """\
 --check        every kernel against a float64 reference: on a GPU, or on a CPU in Triton's interpreter (seconds)
@@ -27,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         epilog="Registers and stack are a thread's; bytes of stack are registers that did not fit (spills). Shared\n"
         "memory is a program's, next to the most that the chip grants. GB/s count each key and value once; TFLOP/s\n"
         "count what a causal query sees and nothing else. Copy bandwidth counts bytes read and bytes written.\n\n"
-        "Exit code: 0 if all is well, 1 if a check failed, 2 for a mistake in the command.",
+        "Exit code: 0 if all is well, 1 if a check failed, 2 for a mistake in the command, 130 after Ctrl-C.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     what = parser.add_mutually_exclusive_group()
@@ -37,11 +39,15 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     what.add_argument("--report", metavar="FILE", help="all that needs a GPU, as one JSON file")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; --report on a cpu is a trial (default: auto)")
     parser.add_argument(
+        "--seed", type=seed, help="--check: of the random inputs (default: a fresh one, which is printed)"
+    )
+    parser.add_argument(
         "--targets",
         nargs="+",
-        type=int,
-        metavar="NN",
-        help=f"--compile: compute capabilities times ten (default: {' '.join(map(str, TARGETS))})",
+        type=capability,
+        metavar="N.N",
+        help="--compile: compute capabilities among 7.5, 8.0, 8.6, 8.9 and 9.0, with or without the point "
+        f"(default: {' '.join(f'{target / 10:.1f}' for target in TARGETS)})",
     )
     parser.add_argument(
         "--jobs", type=whole_number(1, 64), help="--compile: targets at the same time (default: the CPUs)"
@@ -51,9 +57,18 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
+def capability(text: str) -> int:
+    """An option's type: 9.0 or 90 is 90."""
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no compute capability, such as 9.0 or 90")
+    return int(text.replace(".", ""))
+
+
 def run(args: argparse.Namespace) -> int:
     if not args.compile and (args.targets or args.jobs):
         raise InvalidParameter("--targets and --jobs go with --compile")
+    if args.seed is not None and not args.check:
+        raise InvalidParameter("--seed goes with --check")
     if args.device and not (args.check or args.bench or args.report):
         raise InvalidParameter("--device goes with --check, --bench or --report")
     if args.report == "-":
@@ -64,14 +79,15 @@ def run(args: argparse.Namespace) -> int:
         return _compile(args)
     if args.check or args.bench or args.report is not None:
         return _report(args)
+    from ..kernels.goals import RESULTS, judge, measured_reports
     from ..kernels.goals import goals_table as table
-    from ..kernels.goals import judge, measured_reports
 
     reports = measured_reports()
+    where = f"Shown are the reports in {'/'.join(RESULTS.parts[-3:])}/ (as --report writes them)."
     _give(
         args,
-        [{**report, "goals": judge(report)} for report in reports],
-        f"{WHAT}\n\nGoals on an H200\n{table(reports)}",
+        [{**report, "goals": judge(report)} for report in reports or [{"sections": {}}]],
+        f"{WHAT}\n\nGoals on an H200\n{table(reports)}\n{where}",
     )
     return 0
 
@@ -88,7 +104,10 @@ def _report(args: argparse.Namespace) -> int:
             "PyTorch finds no CUDA GPU here, and times without one say nothing of kernels; "
             "--check and --compile need none"
         )
-    sections = (reports.CHECK,) if args.check else reports.BENCH if args.bench else reports.REPORT
+    if args.check:
+        sections = (reports.Section("check", settings={"seed": args.seed}),)
+    else:
+        sections = reports.BENCH if args.bench else reports.REPORT
     trial = bool(args.report) and device.type == "cpu"
     bar = Bar(args.quiet)
     report = reports.make_report(sections, device, trial=trial, progress=bar)
@@ -100,7 +119,7 @@ def _report(args: argparse.Namespace) -> int:
     if mistakes and not args.report:
         raise MinibatcherError(mistakes[0])
     if report["interrupted"]:
-        print("interrupted: the rows are those of what was done so far", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return 130
     return _verdict(reports.failures(report))
 
@@ -111,17 +130,25 @@ def _compile(args: argparse.Namespace) -> int:
     from ..kernels.targets import compile_targets
 
     _need_triton()
+    from ..attention.triton_support import is_interpreted
+
     targets = list(dict.fromkeys(args.targets or TARGETS))
     if unknown := [target for target in targets if target not in known]:
         raise InvalidParameter(f"--targets: {unknown[0]} is not among {', '.join(map(str, known))}")
-    if os.environ.get("TRITON_INTERPRET"):
+    if is_interpreted():
         print("TRITON_INTERPRET is set, and interpreted kernels do not compile: unset for this run", file=sys.stderr)
     bar = Bar(args.quiet)
-    rows, errors = compile_targets(targets, jobs=args.jobs or min(len(targets), os.cpu_count() or 1), progress=bar)
+    jobs = args.jobs or min(len(targets), os.cpu_count() or 1)
+    rows, errors, interrupted = compile_targets(targets, jobs=jobs, progress=bar)
     bar.close()
     count = sum(bool(row["faults"]) for row in rows)
-    verdict = f"{len(rows)} kernels for {len(targets)} GPUs, {count or 'none'} at fault"
-    _give(args, {"rows": rows, "errors": errors}, f"{compile_table(rows)}\n{verdict}")
+    num_targets = len({row["target"] for row in rows})
+    verdict = f"{_count(len(rows), 'kernel')} for {_count(num_targets, 'GPU')}, {count or 'none'} at fault"
+    data = {"rows": rows, "errors": errors, "interrupted": interrupted}
+    _give(args, data, f"{compile_table(rows)}\n{verdict}" if rows else "")
+    if interrupted:
+        print(INTERRUPTED, file=sys.stderr)
+        return 130
     faults = [
         f"{row['kernel']} in {row['dtype']} for {row['target'] / 10:.1f} ({row['shape']}): {fault}"
         for row in rows
@@ -142,8 +169,12 @@ def _need_triton() -> None:
 def _give(args: argparse.Namespace, data, text: str) -> None:
     if args.json:
         write_json(data, args.json)
-    if args.json != "-":
+    if args.json != "-" and text:
         print(text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _verdict(sentences: list[str]) -> int:

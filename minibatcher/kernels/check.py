@@ -25,7 +25,7 @@ KERNELS = (
 def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = None) -> Iterator[dict[str, Any]]:
     """A row for each kernel, dtype and case: kernel, dtype, shape, error, tolerance, ok; `failure` where it raised.
 
-    The first row is {"total": how many follow}. seed: None draws one, which the rows tell. most_cases: of each kernel.
+    The first row is {"total": how many follow, "seed": the inputs'}. seed: None draws one. most_cases: of each kernel.
     error: the largest of |out - reference| / (1 + |reference|), None where it is infinite (NaN in the output).
     """
     import torch
@@ -51,7 +51,7 @@ def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = 
         for dtype in dtypes
         for shape in shapes[:most_cases]
     ]
-    yield {"total": len(todo)}
+    yield {"total": len(todo), "seed": seed}
     launch = launchers()
     for kernel, dtype, shape in todo:
         begun = time.perf_counter()
@@ -71,9 +71,11 @@ def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = 
 
 def cases(device: str) -> dict[str, tuple]:
     """Shapes by kernel: those of the tests, and on a GPU larger ones, as a model has them."""
+    import torch
+
     from .cases import CASES, Shape
 
-    if device == "cpu":
+    if torch.device(device).type == "cpu":
         return {kernel: CASES[kernel] for kernel in KERNELS}
     llama, qwen = (32, 8, 128, 16), (14, 2, 64, 32)
     mixed = (
@@ -99,7 +101,9 @@ def cases(device: str) -> dict[str, tuple]:
 
 
 def worst(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each kernel and dtype: cases, failed, largest error (None: infinite), tolerance, first failure."""
+    """One row for each kernel and dtype: cases, failed (how many), error (the largest; None: infinite), tolerance,
+    first_failure (the row), raised (what the first case that raised said). None: there was none.
+    """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in results:
         groups.setdefault((row["kernel"], row["dtype"]), []).append(row)
@@ -116,6 +120,7 @@ def worst(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "error": None if None in errors else max(errors),
                 "tolerance": some[0]["tolerance"],
                 "first_failure": failed[0] if failed else None,
+                "raised": next((row["failure"] for row in failed if "failure" in row), None),
             }
         )
     return table

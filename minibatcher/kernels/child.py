@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,8 +33,15 @@ SECTIONS = {  # name → the module of this package whose `rows` is the generato
 }
 
 
+INTERRUPTED = 130  # exit code after a Ctrl-C: 128 and the signal's number
+
+
 class SectionFailed(Exception):
     """The section's process did not come to its end; the message is what it last said. Rows before that are valid."""
+
+
+class SectionInterrupted(SectionFailed):
+    """It had a Ctrl-C, which a terminal sends to all processes at once."""
 
 
 def run_section(
@@ -47,7 +55,8 @@ def run_section(
     after which no row is begun.
 
     env: variables to set, or to unset with None. Raises MinibatcherError with the sentence of a user's mistake, and
-    SectionFailed for everything else that ends the section early, also after timeout_s seconds.
+    SectionFailed for everything else that ends the section early, also after timeout_s seconds (SectionInterrupted: it
+    had a Ctrl-C).
     """
     root = str(Path(__file__).resolve().parents[2])  # so that it runs from a checkout that is not installed
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
@@ -80,6 +89,8 @@ def run_section(
             raise MinibatcherError(mistake)
         if late.is_set():
             raise SectionFailed(f"stopped after {timeout_s:.0f} s, the time that it was given")
+        if code in (INTERRUPTED, -signal.SIGINT):
+            raise SectionInterrupted("interrupted")
         if code:
             log.seek(0)
             lines = [line.strip() for line in log if line.strip()]
@@ -106,7 +117,7 @@ def main(name: str, settings: str) -> int:
         except MinibatcherError as error:
             print(json.dumps({"mistake": str(error)}), file=out, flush=True)
         except KeyboardInterrupt:
-            return 130
+            return INTERRUPTED
         except Exception:
             traceback.print_exc()
             return 1

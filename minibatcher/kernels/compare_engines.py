@@ -33,7 +33,8 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
         runs.append(row)
         yield {key: value for key, value in row.items() if key != "hashes"}
     yield answers(runs)
-    large = random_model(TINY if tiny else LLAMA_1B, "llama-1b-random", where, resolve_dtype("auto", where))
+    config, name = (TINY, "tiny-random") if tiny else (LLAMA_1B, "llama-1b-random")
+    large = random_model(config, name, where, resolve_dtype("auto", where))
     for row in _served(large, _workload(2 if tiny else 16, 20 if tiny else 512), strategies):
         yield {key: value for key, value in row.items() if key != "hashes"}
 

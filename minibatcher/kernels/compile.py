@@ -35,18 +35,24 @@ class Shape:
 
 LLAMA_1B, LLAMA_8B = Shape(64, 32, 8, 16), Shape(128, 32, 8, 16)
 WIDE_GROUP, NO_GROUP, WIDE_HEAD = Shape(64, 32, 4, 32), Shape(80, 8, 8, 16), Shape(256, 8, 1, 16)
+ODD_GROUP = Shape(128, 28, 4, 16)  # Qwen2.5 7B's
+NARROW_HEAD = Shape(8, 4, 2, 16)  # as of tiny checkpoints for tests; tl.dot wants 16 columns
 # A spread, not a full product: a compilation takes a second or more.
 CONFIGURATIONS = {
     "half": [  # float16, and bfloat16 where the target has it
         ("store", LLAMA_8B),
-        *(("decode", shape) for shape in (LLAMA_1B, LLAMA_8B, WIDE_GROUP, NO_GROUP, WIDE_HEAD)),
-        *(("ragged", shape) for shape in (LLAMA_1B, LLAMA_8B, WIDE_GROUP, NO_GROUP, WIDE_HEAD)),
+        *(
+            (kernel, shape)
+            for kernel in ("decode", "ragged")
+            for shape in (LLAMA_1B, LLAMA_8B, WIDE_GROUP, NO_GROUP, WIDE_HEAD, ODD_GROUP, NARROW_HEAD)
+        ),
     ],
     "other half": [("decode", LLAMA_8B), ("ragged", LLAMA_8B), ("ladder", LLAMA_8B)],
     "float32": [
         ("store", NO_GROUP),
         ("ladder", LLAMA_1B),
-        *((k, s) for k in ("decode", "ragged") for s in (LLAMA_1B, LLAMA_8B, WIDE_HEAD)),
+        *((kernel, shape) for kernel in ("decode", "ragged") for shape in (LLAMA_1B, LLAMA_8B, WIDE_HEAD, ODD_GROUP)),
+        ("ladder", NARROW_HEAD),
     ],
 }
 ALWAYS_DOT = ("ragged", "tiled", "paged")  # these multiply matrices wherever they run; decode where it pays
@@ -116,9 +122,7 @@ def compiled_rows(target: int, launch: Callable[[], object], facts: dict[str, An
         try:
             launch()
         except Exception as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-            telling = next((line for line in lines if "error" in line.lower()), lines[-1])
-            yield {**facts, "faults": [f"does not compile: {telling[:300]}"]}
+            yield {**facts, "faults": [f"does not compile: {telling_line(error)[:300]}"]}
     for kernel, seconds in compiled:
         registers, stack = _resources(kernel.asm["cubin"])
         row = {
@@ -135,6 +139,17 @@ def compiled_rows(target: int, launch: Callable[[], object], facts: dict[str, An
         yield {**row, "faults": faults(row)}
 
 
+def telling_line(error: BaseException) -> str:
+    """What is wrong, out of an error of many lines: mostly a kernel's code, with a ^ under the place.
+
+    An error inside a function that a kernel calls is the cause of the error that shows the call.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if any(map(str.isalpha, line))]
+    return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else type(error).__name__)
+
+
 def faults(row: dict[str, Any]) -> list[str]:
     """What is wrong with a compiled kernel, in sentences."""
     found = []
@@ -142,8 +157,10 @@ def faults(row: dict[str, Any]) -> list[str]:
         found.append(f"asks for {row['shared_bytes']:,} bytes of shared memory, the chip has {row['shared_limit']:,}")
     if row["stack_bytes"]:
         found.append(f"spills registers: {row['stack_bytes']:,} bytes of stack a thread")
-    tensor_cores = row["target"] >= 80 and row.get("dtype") != "float32"  # on 7.5 triton (3.3 on) uses none
-    if tensor_cores and row["dot"] and not row["tensor_core_instructions"]:
+    if row.get("dtype") == "float32":
+        if row["tensor_core_instructions"]:  # which round float32 to 10 bits behind the point
+            found.append("multiplies float32 in TF32")
+    elif row["target"] >= 80 and row["dot"] and not row["tensor_core_instructions"]:  # on 7.5 triton (3.3 on) uses none
         found.append("multiplies matrices without a tensor-core instruction")
     if row.get("kernel") in ALWAYS_DOT and not row["dot"]:
         found.append("has no matrix product (tl.dot), where one is meant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +15,8 @@ import torch
 
 from ..errors import MinibatcherError
 from ..provenance import hardware, software
-from .child import SectionFailed, run_section
+from .check import worst
+from .child import SectionFailed, SectionInterrupted, run_section
 from .goals import judge
 
 SCHEMA = "minibatcher.kernels"
@@ -34,7 +35,6 @@ class Section:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-CHECK = Section("check")
 BENCH = (Section("bench"), Section("engine"))
 REPORT = (Section("check", 100), Section("bench", 100), Section("engine", 70), Section("compare", 75))  # 345 s
 
@@ -51,7 +51,7 @@ def make_report(
 
     Keys: schema, schema_version, date (UTC), git_commit, driver, software, hardware, trial, interrupted, goals (as
     goals.judge), sections: name → rows, planned (how many rows were meant), seconds, error (a sentence or None),
-    mistake (whether the error is the user's).
+    mistake (whether the error is the user's), seed (of the check's inputs).
     A section that fails or runs out of time keeps its rows, and the next one begins. trial: tiny sizes, to try the way.
     """
     device = torch.device(device)
@@ -75,10 +75,10 @@ def make_report(
             _collect(section, device, trial, done, progress)
         except MinibatcherError as error:
             done |= {"error": str(error), "mistake": True}
+        except (KeyboardInterrupt, SectionInterrupted):
+            done["error"], report["interrupted"] = "interrupted", True
         except SectionFailed as error:
             done["error"] = str(error)
-        except KeyboardInterrupt:
-            done["error"], report["interrupted"] = "interrupted", True
         done["seconds"] = round(time.perf_counter() - begun, 1)
         if report["interrupted"]:
             break
@@ -97,6 +97,8 @@ def _collect(section: Section, device: torch.device, trial: bool, done: dict, pr
     for row in run_section(section.name, settings | section.settings, env=env, timeout_s=section.seconds):
         if "total" in row:
             done["planned"] = row["total"]
+            if "seed" in row:
+                done["seed"] = row["seed"]
         else:
             done["rows"].append(row)
         if progress is not None:
@@ -104,24 +106,40 @@ def _collect(section: Section, device: torch.device, trial: bool, done: dict, pr
 
 
 def failures(report: dict[str, Any]) -> list[str]:
-    """A sentence for each thing that went wrong: sections, cases, launches, answers. Goals not met are no failure."""
+    """A sentence for each thing that went wrong: sections, a kernel in a dtype, launches, answers.
+
+    Goals not met are no failure.
+    """
     found = []
     for name, section in report["sections"].items():
         if section["error"]:
-            found.append(f"{name}: {section['error']}")
+            seed = f" (seed {section['seed']})" if "seed" in section else ""
+            found.append(f"{name}{seed}: {section['error']}")
+        found += _wrong(section["rows"])
         for row in section["rows"]:
             what = next((row[key] for key in ("what", "variant", "strategy") if key in row), row.get("shape", ""))
-            if "failure" in row:
+            if "failure" in row and "ok" not in row:
                 found.append(
                     f"{name}, {row.get('kernel') or row.get('attention') or row['kind']}, {what}: {row['failure']}"
                 )
-            elif row.get("ok") is False:
-                error = "not finite" if row["error"] is None else f"{row['error']:.2g}"
-                limit = f"beyond {row['tolerance']:.2g}"
-                found.append(f"{row['kernel']} in {row['dtype']} is wrong, error {error}, {limit} ({row['shape']})")
             elif row.get("identical") is False:
                 found.append(f"answers in float32 differ: {', '.join(row['different']) or 'a run is missing'}")
     return found
+
+
+def _wrong(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """For each kernel and dtype of a check that failed, its first case, and how many more there are."""
+    for group in worst([row for row in rows if "ok" in row]):
+        if (row := group["first_failure"]) is None:
+            continue
+        if "failure" in row:
+            how = f"raised {row['failure']}"
+        else:
+            error = "not finite" if row["error"] is None else f"{row['error']:.2g}"
+            how = f"is wrong, error {error}, beyond {row['tolerance']:.2g}"
+        more = group["failed"] - 1
+        others = f", and {more} more {'case' if more == 1 else 'cases'} failed" if more else ""
+        yield f"{row['kernel']} in {row['dtype']} {how} ({row['shape']}, seed {row['seed']}){others}"
 
 
 def git_commit() -> str | None:

@@ -44,6 +44,8 @@ def check_table(rows: Rows) -> str:
     lines = []
     for row in worst(list(rows)):
         error = "not finite" if row["error"] is None else f"{row['error']:.2g}"
+        if row["raised"] is not None:
+            error = f"raised {row['raised'].split(':')[0]}"
         verdict = f"WRONG in {row['failed']}" if row["failed"] else "right"
         lines.append([row["kernel"], row["dtype"], str(row["cases"]), error, f"{row['tolerance']:.2g}", verdict])
     return table(header, lines)
@@ -58,7 +60,7 @@ def bench_table(rows: Rows) -> str:
     for row in rows:
         if row["kind"] == "device":
             copy, matrix = row["copy_bytes_per_s"] / 1e9, row["matrix_flop_per_s"] / 1e12
-            out.append(f"This GPU copies {copy:,.0f} GB/s and multiplies {matrix:,.1f} TFLOP/s in {row['dtype']}.\n")
+            out.append(f"This device copies {copy:,.0f} GB/s and multiplies {matrix:,.1f} TFLOP/s in {row['dtype']}.\n")
             continue
         line = [row["kind"], row["what"]]
         if "seconds" in row:
@@ -119,14 +121,15 @@ def report_text(report: dict[str, Any]) -> str:
     """Every section that has rows, under a line that says where it ran."""
     trial = "TRIAL with tiny sizes, of the way and not of the speed. " if report["trial"] else ""
     how = "" if "compute_capability" in report["hardware"] else ", the kernels in Triton's interpreter"
-    parts = [f"{trial}Run on {report['hardware']['device']}{how}, {report['date']}."]
+    seed = report["sections"].get("check", {}).get("seed")
+    draw = "" if seed is None else f", seed {seed}"
+    parts = [f"{trial}Run on {report['hardware']['device']}{how}, {report['date']}{draw}."]
     for name, section in report["sections"].items():
         if section["rows"]:
             parts.append(TABLES[name](section["rows"]))
         if section["planned"] is not None and len(section["rows"]) < section["planned"]:
-            parts.append(
-                f"{name}: {len(section['rows'])} of {section['planned']} rows; the rest had no time or failed."
-            )
+            why = "interrupted" if section["error"] == "interrupted" else "the rest had no time or failed"
+            parts.append(f"{name}: {len(section['rows'])} of {section['planned']} rows; {why}.")
     if "bench" in report["sections"] and not report["trial"]:
         parts.append("Goals, set for an H200:\n" + goals_table([report]))
     return "\n\n".join(parts)

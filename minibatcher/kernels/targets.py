@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import MinibatcherError
-from .child import SectionFailed, run_section
+from .child import SectionFailed, SectionInterrupted, run_section
 
 # The most shared memory that one block may ask for, in bytes, by compute capability times ten. Source: NVIDIA CUDA C++
 # Programming Guide, technical specifications per compute capability (the largest, with opt-in).
@@ -19,21 +19,24 @@ TARGETS = tuple(SHARED_MEMORY)
 
 def compile_targets(
     targets: Sequence[int], jobs: int = 2, progress: Callable[[str, int, int | None], None] | None = None
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of compile.rows for each target, in this order, and a sentence for each target that broke off.
+) -> tuple[list[dict[str, Any]], list[str], bool]:
+    """The rows of compile.rows for each target, in this order, a sentence for each target that broke off, and whether a
+    Ctrl-C ended it all.
 
     Nothing compiled before is reused: the caches are new and temporary. progress: ("compile", done, total).
     """
     rows: dict[int, list] = {target: [] for target in targets}
     totals: dict[int, int] = {}
     errors: list[str] = []
-    lock = threading.Lock()
+    lock, interrupted = threading.Lock(), threading.Event()
 
     def one(target: int) -> None:
         with tempfile.TemporaryDirectory(prefix="minibatcher-compile-") as cache:
             env = {"TRITON_INTERPRET": None, "TRITON_CACHE_DIR": cache}
             try:
                 for row in run_section("compile", {"target": target}, env=env):
+                    if interrupted.is_set():
+                        break  # which ends the process, should Ctrl-C have reached this one alone
                     with lock:
                         if "total" in row:
                             totals[target] = row["total"]
@@ -42,13 +45,15 @@ def compile_targets(
                         if progress is not None:
                             every = sum(totals.values()) if len(totals) == len(targets) else None
                             progress("compile", sum(map(len, rows.values())), every)
+            except SectionInterrupted:
+                interrupted.set()
             except (SectionFailed, MinibatcherError) as error:
                 errors.append(f"the compilation for {target / 10:.1f} broke off: {error}")
 
     with ThreadPoolExecutor(jobs) as pool:
         try:
             list(pool.map(one, targets))
-        except KeyboardInterrupt:  # it ends the processes too, and the rows so far are kept
+        except KeyboardInterrupt:
+            interrupted.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            errors.append("interrupted")
-    return [row for target in targets for row in rows[target]], errors
+    return [row for target in targets for row in rows[target]], errors, interrupted.is_set()
