@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from bisect import bisect_left
+from itertools import pairwise
 
 import pytest
 from browser import cell_text, run_all_cells, run_cell, screenshot
@@ -290,6 +291,18 @@ def test_it_fits_the_window_and_takes_its_colours(open_page, files, width, theme
     text = page.locator(".mb-slots").evaluate("e => getComputedStyle(e).color")
     assert text == ("rgb(0, 0, 0)" if theme == "light" else "rgb(255, 255, 255)")
     screenshot(page, f"slots-{width}-{theme}")
+
+
+@pytest.mark.parametrize("width", [480, 700, 1280])
+def test_numbers_stand_apart(open_page, files, width):
+    page = open_page(files["long"], width=width)
+    boxes = page.locator(".run .value").evaluate_all(
+        """values => values.map(value => { const range = document.createRange(); range.selectNodeContents(value);
+        const { left, right, top } = range.getBoundingClientRect(); return [top, left, right]; })"""
+    )
+    assert len(boxes) == 7
+    for (top, _, right), (next_top, left, _) in pairwise(boxes):
+        assert left > right + 4 or next_top > top
 
 
 def test_it_follows_the_width_of_its_place(open_page, files):

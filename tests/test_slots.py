@@ -45,6 +45,12 @@ def by_hand(*steps: StepRecord, slots: int = 3) -> Timeline:
     return Timeline(header={"max_num_seqs": slots}, steps=list(steps))
 
 
+def told_of(*requests: RequestRecord) -> Timeline:
+    timeline = by_hand(step(0, []))
+    timeline.requests = {r.request_id: r for r in requests}
+    return timeline
+
+
 def cells(arrays: dict, num_columns: int, num_slots: int) -> list[list]:
     """The picture, column by column: (request, state, share) or None for each slot."""
     grid = [[None] * num_slots for _ in range(num_columns)]
@@ -180,6 +186,10 @@ def test_rows_written_by_hand_need_no_records_and_a_header_of_one_entry():
         (by_hand(step(0, []), step(1, [], start=-5.0)), "before the step ahead"),
         (by_hand(step(0, [], duration=math.nan)), "takes nan s"),
         (by_hand(step(0, [], duration=-1.0)), "takes -1.0 s"),
+        (by_hand(step(0, [RowRecord(0, "a", "resting", 1, 1)])), "known: prefill, decode"),
+        (by_hand(step(0, [], num_computed_tokens=2**40)), "more tokens than"),
+        (told_of(RequestRecord("a", math.inf, 3)), "'a' has inf among its times"),
+        (told_of(RequestRecord("a", 0.0, 3, token_times=[1.0, math.nan])), "'a' has nan among its times"),
     ],
 )
 def test_a_malformed_timeline_gets_a_sentence(timeline, words):
@@ -222,6 +232,26 @@ def test_a_request_that_never_ran_is_in_the_queue():
     timeline.requests["late"] = RequestRecord("late", arrival_time=0.0, num_prompt_tokens=4)
     story = dict(zip(REQUEST_FIELDS, trace(timeline)[0]["requests"][0]))
     assert story["scheduled"] is None and story["finish"] is None and story["output_tokens"] == 0
+
+
+def test_any_names_will_do(timelines):
+    film = animate({1: timelines["static"], 8.5: timelines["chunked"]})
+    assert [run["title"] for run in film.data["runs"]] == ["1", "8.5"]
+    number = by_hand(step(0, [RowRecord(0, "9" * 5000, RowState.DECODE, 1, 1)]))
+    assert "9" * 5000 in animate(number).html()
+
+
+def test_a_run_that_was_stopped_says_so(timelines):
+    run = by_hand(step(0, []))
+    assert trace(run)[0]["interrupted"] is False
+    run.header["interrupted"] = True
+    assert trace(run)[0]["interrupted"] is True
+
+
+def test_two_results_do_not_go_into_one_file(tmp_path, capsys):
+    path = tmp_path / "runs.html"
+    assert main(["simulate", "--num-requests", "2", "--html", str(path), "--json", f"{tmp_path}/./runs.html"]) == 2
+    assert "a file of its own" in capsys.readouterr().err and not path.exists()
 
 
 def test_the_command_writes_a_page_that_stands_alone(tmp_path, capsys):

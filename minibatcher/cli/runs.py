@@ -92,9 +92,11 @@ def check_results(args: argparse.Namespace) -> list[str]:
         raise InvalidParameter(f"--plot writes .png, .svg or .pdf, not {args.plot!r}")
     if args.html is not None and Path(args.html).suffix.lower() not in (".html", ".htm"):
         raise InvalidParameter(f"--html writes .html, not {args.html!r}")
-    check_file(args.json)
-    check_file(args.plot)
-    check_file(args.html)
+    files = [path for path in (args.json, args.plot, args.html) if path is not None]
+    for path in files:
+        check_file(path)
+    if len({Path(path).resolve() for path in files}) < len(files):
+        raise InvalidParameter("--json, --plot and --html must each write a file of its own")
     check_folder(args.timeline)
     return names
 
@@ -160,7 +162,7 @@ def _write_page(timelines: dict[str, Any], result: Comparison, path: str) -> Non
     from ..viz.slots import animate
 
     film = animate(timelines, max_columns=MAX_COLUMNS)
-    title = f"The same requests under {', '.join(timelines)}"
+    title = f"{'The same requests' if len(timelines) > 1 else 'Requests'} under {', '.join(timelines)}"
     with writing(path):
         Path(path).write_text(film.page(title, below=html(result)), encoding="utf-8")
 

@@ -49,7 +49,7 @@ HATCHES = {RowState.PREFILL: "....", RowState.STALLED: "---", RowState.FINISHED:
 def request_colour(request_id: str) -> str:
     """The same colour for the same id in every picture; neighbours in a numbered series differ."""
     digits = request_id[len(request_id.rstrip("0123456789")) :]
-    number = int(digits) if digits.isdecimal() else zlib.crc32(request_id.encode())
+    number = int(digits[-18:]) if digits.isdecimal() else zlib.crc32(request_id.encode())
     return REQUEST_COLOURS[number % len(REQUEST_COLOURS)]
 
 

@@ -6,6 +6,7 @@ Every picture has words beside it: `describe` for alt text, `slots_text` as a ta
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -124,13 +125,16 @@ def draw_runs(ax: Axes, runs: list[Run], extent: float) -> None:
             ax.add_patch(PathPatch(path, facecolor="none", edgecolor=HATCH_GREY, linewidth=0, hatch=HATCHES[kind]))
 
 
-def plot_comparison(timelines: dict[str, Timeline], *, width: float = 12.0) -> Figure:
+def plot_comparison(timelines: Mapping[str, Timeline], *, width: float = 12.0) -> Figure:
     """What `compare --plot` saves: every strategy's slots on one time axis, and bars of tokens/s, TTFT and ITL.
 
     width: inches, at 100 dots an inch. Save with `figure.savefig(path)`. Raises InvalidParameter.
     """
     if not timelines:
         raise InvalidParameter("a comparison needs at least one run")
+    if isinstance(timelines, Timeline):
+        raise InvalidParameter("a comparison takes runs by name, as {name: timeline}; for one run there is plot_slots")
+    timelines = {str(name): timeline for name, timeline in timelines.items()}
     slots = [min(max(timeline.num_slots, 4), 24) for timeline in timelines.values()]
     heights = [0.55 + 0.095 * n for n in slots]
     below = max(2.8, 1.0 + 0.34 * len(timelines))

@@ -30,11 +30,13 @@ const STYLE = `
 .mb-slots .pace { font-size: 12px; opacity: .75; }
 .mb-slots .run { margin-top: 8px; }
 .mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; }
-.mb-slots .title { font-size: 15px; font-weight: 700; overflow: hidden; text-overflow: ellipsis; }
+.mb-slots .title { font-size: 15px; font-weight: 700; line-height: 1.2; overflow: hidden; overflow-wrap: anywhere;
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; }
 .mb-slots .total { display: flex; flex-direction: column-reverse; justify-content: flex-end; }
 @container (max-width: 860px) {
-  .mb-slots .totals { grid-template-columns: repeat(auto-fill, minmax(70px, 1fr)); gap: 2px 6px; }
-  .mb-slots .title { grid-column: 1 / -1; }
+  .mb-slots .totals { display: flex; flex-wrap: wrap; gap: 2px 16px; }
+  .mb-slots .title { flex-basis: 100%; }
+  .mb-slots .total { min-width: 56px; } .mb-slots .name { width: min-content; min-width: 100%; }
 }
 .mb-slots .name { font-size: 11px; line-height: 1.2; opacity: .75; }
 .mb-slots .value { font-variant-numeric: tabular-nums; font-weight: 600; line-height: 1.25; white-space: nowrap; }
@@ -65,7 +67,8 @@ const BODY = `
 </div>
 <div class="runs"></div>
 <input class="scrub" type="range" min="0" step="any" aria-label="position in the run">
-<canvas class="overview" role="img" aria-label="the whole run: share of useful slots; click to go there"></canvas>
+<canvas class="overview" role="img" aria-label="the whole run: share of useful slots; click to go there"
+  title="the whole run: slots at useful work are dark, those held without it lighter; click to go there"></canvas>
 <div class="legend" aria-label="what textures and letters mean"></div>
 <p class="note" hidden></p>
 <details class="keys"><summary>Keys</summary><kbd>space</kbd> play or pause · <kbd>←</kbd> <kbd>→</kbd> one iteration ·
@@ -79,15 +82,15 @@ zoom. Pointing at a slot or at the queue, or tapping on it, tells the same story
 const TOTALS = [  // label, what it shows at a moment
   ["iteration", (run, m) => `${whole(m.iteration)} of ${whole(run.iterations)}`],
   ["time", (run, m) => seconds(m.time)],
-  ["useful slots", (run, m) => percent(m.useful)],
-  ["padding", (run, m) => percent(m.padding)],
+  ["useful slots", (run, m) => percent(m.useful), "slot occupancy: of all slots in all iterations so far"],
+  ["padding", (run, m) => percent(m.padding), "of the tokens computed so far"],
   ["output tokens/s", (run, m) => run.total.output ? whole(m.tokensPerSecond) : "–"],
   ["waiting", (run, m) => whole(m.waiting)],
   ["KV blocks", (run, m) => run.kvBlocks ? `${whole(m.kv)} of ${whole(run.kvBlocks)}` : "–"],
 ];
 
 function tellStory(runs, run, request, where) {
-  const p = document.createElement("div"), since = t => seconds(t - run.origin);
+  const p = document.createElement("div"), since = t => seconds(t - run.origin, 2);
   const line = text => { const e = document.createElement("p"); e.textContent = text; p.append(e); return e; };
   const head = line([where, runs.length > 1 && run.title].filter(Boolean).map(text => ` · ${text}`).join(""));
   const name = document.createElement("b");
@@ -110,7 +113,7 @@ function tellStory(runs, run, request, where) {
   for (const other of runs) {
     const same = other !== run && other.order.find(r => r.id === request.id);
     if (!same || same.finish == null || same.first_token == null) continue;
-    const first = seconds(same.first_token - other.origin), last = seconds(same.finish - other.origin);
+    const first = seconds(same.first_token - other.origin, 2), last = seconds(same.finish - other.origin, 2);
     line(`under ${other.title}: first token at ${first}, ended at ${last}`);
   }
   return p;
@@ -148,9 +151,10 @@ export function mount(el, { data, arrays }, notify) {
     const section = make("section", "run"), head = make("div", "totals"), title = make("div", "title");
     title.setAttribute("role", "heading");
     title.setAttribute("aria-level", "4");
-    const values = TOTALS.map(([label]) => {
+    const values = TOTALS.map(([label, , meaning]) => {
       const box = make("div", "total"), name = make("span", "name"), value = make("span", "value");
       name.textContent = label;
+      if (meaning) box.title = meaning;
       box.append(name, value);
       return { box, name, value };
     });
@@ -212,7 +216,7 @@ export function mount(el, { data, arrays }, notify) {
   }
 
   function showTotals(run, moment, { section, title, values }) {
-    title.textContent = run.title;
+    title.textContent = title.title = run.title;
     TOTALS.forEach(([label, value], i) => {
       const text = value(run, moment);
       if (values[i].value.textContent !== text) values[i].value.textContent = text;
@@ -259,6 +263,7 @@ export function mount(el, { data, arrays }, notify) {
   function showNotes() {
     const notes = runs.flatMap(run => {
       const whose = runs.length > 1 ? `In ${run.title}, ` : "Here ", said = [];
+      if (run.interrupted) said.push(`${whose}the run was stopped before its end.`);
       if (run.bin > 1)
         said.push(`${whose}each column stands for ${run.bin} iterations and shows what a slot did in most; totals are exact.`);
       if (run.shown < run.numSlots) said.push(`${whose}slots from ${run.shown} on were never used and are not drawn.`);
@@ -482,6 +487,7 @@ export function mount(el, { data, arrays }, notify) {
     if (message.kind === "clear") run.clear();
     else if (message.kind !== "append") return;
     else if (!run.add(message, arrays)) { notify({ wanted: run.count }); return; }  // columns in between were missed
+    notify({ wanted: null });  // so that asking for the same again, from another view, is news to the kernel
     if (!zoomed) setFirstZoom();
     if (atEnd || now > extent()) now = extent();
     measure();

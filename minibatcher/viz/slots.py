@@ -40,7 +40,7 @@ def animate(
     Its widget's `state` has iteration (done so far, of the first run), time (s), axis, playing, request (pointed at).
     Raises InvalidParameter.
     """
-    runs = dict(timelines) if isinstance(timelines, Mapping) else {"": timelines}
+    runs = {str(name): run for name, run in timelines.items()} if isinstance(timelines, Mapping) else {"": timelines}
     if not runs:
         raise InvalidParameter("an animation needs at least one run")
     axis = axis or ("seconds" if len(runs) > 1 else "iterations")

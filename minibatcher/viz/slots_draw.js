@@ -129,7 +129,7 @@ function drawCells(g, run, place, view, x, theme, chosen) {
   const first = Math.max(0, run.columnAt(view.axis, view.from)), last = run.columnAt(view.axis, view.to);
   const gap = place.row >= 5 ? 1 : 0, hatched = {}, outlined = new Path2D(), labels = [];
   const hatch = (state, x0, width, y) => {
-    if (width < 3 || place.row < 4 || !theme.patterns[state]) return;
+    if (width < 3 || (place.row < 4 && state !== "finished") || !theme.patterns[state]) return;
     (hatched[state] ||= new Path2D()).rect(x0, y, width, place.row - gap);
   };
   for (let slot = 0; slot < run.shown; slot++) {
@@ -262,12 +262,13 @@ function drawFuture(g, run, place, view, x, theme) {
   if (end < edge - 1 && run.count) {
     g.fillStyle = theme.soft(0.12);
     g.fillRect(end, place.top, edge - end, bottom - place.top);
-    const after = view.axis === "seconds" ? seconds(run.duration) : `${whole(run.iterations)} iterations`;
-    if (edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9)
-      note(g, `done after ${after}`, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
   }
   g.fillStyle = theme.text;
   g.fillRect(Math.min(now, edge - 1) - 1, place.top, 2, bottom - place.top);
+  if (run.count && edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9) {
+    const after = view.axis === "seconds" ? seconds(run.duration) : `${whole(run.iterations)} iterations`;
+    note(g, `done after ${after}`, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
+  }
 }
 
 function drawAxis(g, run, place, view, x, theme) {
@@ -353,7 +354,7 @@ function drawQueue(g, moment, place, theme, chosen) {
     g.fillText(shorten(request.id, 10), x + 4, y + height / 2 + 0.5);
   }
   g.fillStyle = theme.text;
-  if (more > 0) g.fillText(`+ ${whole(more)} more`, last.x, last.y + 7);
+  if (more > 0) g.fillText(`+ ${whole(more)} more`, last.x, last.y + 7, last.width);
   if (!moment.queue.length) { g.fillStyle = theme.soft(0.6); g.fillText("nobody waits", place.queue, place.top + 7); }
 }
 

@@ -10,10 +10,11 @@ const percent = share => share == null ? "–" : `${Math.round(100 * share)} %`;
 const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 const ratio = (part, all) => all > 0 ? part / all : null;
 
-function seconds(s) {
+// digits: behind the point from 100 s on.
+function seconds(s, digits = 0) {
   if (s == null) return "–";
   if (Math.abs(s) < 0.9995) return `${(1000 * s).toFixed(s < 0.01 && s > 0 ? 1 : 0)} ms`;
-  return `${s < 100 ? s.toFixed(2) : whole(s)} s`;
+  return `${s < 100 ? s.toFixed(2) : digits ? s.toFixed(digits) : whole(s)} s`;
 }
 
 // The number of sorted values that are <= x (or < x).
@@ -61,7 +62,7 @@ class Run {
   add(data, arrays) {
     const old = this.count;
     if (data.first > old) return false;
-    for (const name of ["name", "clock", "origin", "bin"]) this[name] = data[name];
+    for (const name of ["name", "clock", "origin", "bin", "interrupted"]) this[name] = data[name];
     this.numSlots = data.slots;
     this.duration = data.end - data.origin;
     this.firstIndex = data.first_index;

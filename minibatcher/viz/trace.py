@@ -19,6 +19,8 @@ from ..timeline import RequestRecord, RowState, StepRecord, Timeline
 from .palette import REQUEST_COLOURS, request_colour
 
 STATES = tuple(RowState)  # run_state counts in this order
+KNOWN_STATES = frozenset(STATES)
+LARGEST = 2**31 - 1  # tokens of a step: the arrays hold 32 bits
 REQUEST_FIELDS = (
     *("index", "id", "colour", "arrival", "scheduled", "first_token", "last_token", "finish", "reason"),
     *("prompt_tokens", "output_tokens", "preemptions", "why"),
@@ -72,6 +74,16 @@ def check(timeline: Timeline) -> None:
         for row in step.rows:
             if not 0 <= row.slot < slots:
                 raise InvalidParameter(f"step {position} has a row in slot {row.slot}, but there are {slots} slots")
+            if row.state not in KNOWN_STATES:
+                known = ", ".join(state.value for state in STATES)
+                raise InvalidParameter(f"step {position} has a row in state {row.state!r}; known: {known}")
+        if not -LARGEST <= step.num_useful_tokens <= LARGEST or not -LARGEST <= step.num_computed_tokens <= LARGEST:
+            raise InvalidParameter(f"step {position} has more tokens than the picture can count")
+    for r in timeline.requests.values():
+        times = (r.arrival_time, r.first_scheduled_time, r.finish_time, *r.token_times)
+        wrong = next((t for t in times if t is not None and not math.isfinite(t)), None)
+        if wrong is not None:
+            raise InvalidParameter(f"request {r.request_id!r} has {wrong} among its times")
 
 
 def _trace(timeline: Timeline, first: int, size: int) -> tuple[dict[str, Any], Arrays]:
@@ -95,6 +107,7 @@ def _trace(timeline: Timeline, first: int, size: int) -> tuple[dict[str, Any], A
         "first_index": timeline.steps[0].index if timeline.steps else 0,
         "num_steps": len(timeline.steps),
         "bin": size,
+        "interrupted": bool(timeline.header.get("interrupted")),
         "kv_blocks": max((s.kv_used_blocks + s.kv_free_blocks for s in steps), default=0),
         "fields": REQUEST_FIELDS,
         "requests": [_story(known[r.request_id], r, reasons.get(r.request_id, "")) for r in changed]
