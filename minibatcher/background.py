@@ -16,6 +16,7 @@ from .errors import InvalidParameter
 from .request import Request
 from .timeline import Timeline
 
+THREAD_NAME = "minibatcher engine"
 LONGEST_SLEEP_S = 0.05  # so that an idle engine still answers
 
 
@@ -63,7 +64,7 @@ class BackgroundRun:
         self.engine.reset()
         self.engine.check_all(self._requests)
         self._serving = True
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], Any]) -> Any:

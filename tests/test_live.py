@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,6 +90,40 @@ def test_an_error_is_told():
     assert "ended by an error: the &lt;device&gt; is gone" in view.panel.value
 
 
+def test_how_it_ended_is_told_after_an_abort_too():
+    engine, shown = slow_engine(), []
+    step = engine.step
+    view, _ = watched(engine, requests(20), every_s=0.001)
+    view._display = SimpleNamespace(update=lambda data, raw: shown.append(data["text/html"]))
+    view.start()
+    view.abort_button.click()  # of nobody
+    while "no request" not in view.panel.value:
+        time.sleep(0.001)
+
+    def fail():
+        step()
+        raise RuntimeError("gone")
+
+    engine.step = fail
+    view.wait(10)
+    for text in (view.panel.value, *shown):
+        assert "is waiting or running · ended by an error: gone" in text
+    assert len(shown) == 1 and "the whole run:" in shown[0] and "minibatcher-slots-" in shown[0]
+
+
+def test_a_run_beside_another_says_that_it_is_slowed_down():
+    first, _ = watched(slow_engine(), requests(30), every_s=0.001)
+    second, _ = watched(slow_engine(), requests(30), every_s=0.001)
+    first.start()
+    second.start()
+    while "each slows the other" not in first.panel.value:
+        assert first.run.running
+        time.sleep(0.001)
+    first.stop()
+    second.stop()
+    assert "each slows the other" not in first.panel.value + second.panel.value
+
+
 def test_what_the_window_holds_by_hand():
     run = by_hand()
     end = run.steps[-1].end
@@ -114,6 +150,10 @@ def test_the_panel_sets_busy_beside_useful():
     run.device_samples.append(DeviceSample(1.0, 0.97, 3 * 2**30, 412.0))
     text = panel(recent(run, run.steps[-1].end))
     assert "nvidia-smi" in text and "97 %" in text and "3.0 GiB" in text and "412 W" in text
+    run.device_samples.append(DeviceSample(2.0, 0.57, None, 400.0))
+    text = panel(recent(run, run.steps[-1].end, math.inf))
+    assert "the whole run" in text and "77 %" in text and "3.0 GiB" in text and "406 W" in text
+    assert "slots held" not in text, "what holds for a moment only"
     nothing = Timeline(header={"max_num_seqs": 3})
     assert "no sample" in panel(recent(nothing, 0.0))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
+import math
+import threading
 from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
-from ..background import BackgroundRun
+from ..background import THREAD_NAME, BackgroundRun
 from ..engine import Engine
 from ..errors import MissingDependency
 from ..request import Request
@@ -23,7 +25,7 @@ class LiveView:
     """Serves `requests` in a thread and shows the slots filling; other cells stay usable meanwhile.
 
     Show it by ending a cell with it; that starts the run. Buttons stop it, or abort one request. When it has ended, the
-    moving picture of the whole run takes its place, which needs no kernel any more. `timeline` is the record.
+    numbers and the moving picture of the whole run take its place, which need no kernel. `timeline` is the record.
     Raises MissingDependency without ipywidgets and anywidget.
     """
 
@@ -106,7 +108,10 @@ class LiveView:
         if len(timeline.steps) > self._shown:
             self.slots.tell(*columns(timeline, self._shown))
             self._shown = len(timeline.steps)
-        self.panel.value = panel(recent(timeline, self.run.engine.clock.now()), self._said or self._ending(running))
+        said = [self._said, self._ending(running)]
+        if running and sum(thread.name == THREAD_NAME for thread in threading.enumerate()) > 1:
+            said.append("another run goes on in this kernel: each slows the other down")
+        self.panel.value = panel(recent(timeline, self.run.engine.clock.now()), " · ".join(filter(None, said)))
         if not running:
             self._end()
 
@@ -119,15 +124,20 @@ class LiveView:
 
     def _end(self) -> None:
         self.stop_button.disabled = self.abort_button.disabled = True
-        if self._display is not None and self.timeline.steps and self.run.error is None:
-            self._display.update(animate(self.timeline))
+        if self._display is None or not self.timeline.steps:
+            return
+        film, end = animate(self.timeline)._repr_mimebundle_(), self.timeline.span[1]
+        said = " · ".join(filter(None, [self._said, self._ending(False)]))
+        film["text/html"] = panel(recent(self.timeline, end, math.inf), said) + film["text/html"]
+        self._display.update(film, raw=True)
 
 
 def recent(timeline: Timeline, now: float, window_s: float = WINDOW_S) -> dict[str, Any]:
     """What the `window_s` seconds before `now` (on the engine's clock) were spent on; shares 0 to 1, None if unknown.
 
     busy: time inside steps; useful_slots: slots that computed a useful token, weighted by time, of all slots and all of
-    the window; useful_tokens: of the tokens that the device computed; gpu_*: the newest sample.
+    the window; useful_tokens: of the tokens that the device computed; gpu_*: the newest sample; with an
+    infinite window the mean of all, and the most memory.
     """
     since = max(now - window_s, timeline.span[0])
     span = now - since
@@ -145,10 +155,12 @@ def recent(timeline: Timeline, now: float, window_s: float = WINDOW_S) -> dict[s
     tokens = sum(len(times) - bisect_right(times, since) for times in live)
     last = timeline.steps[-1] if timeline.steps else None
     blocks = last.kv_used_blocks + last.kv_free_blocks if last else 0
-    sample = timeline.device_samples[-1] if timeline.device_samples else None
+    samples = timeline.device_samples if window_s == math.inf else timeline.device_samples[-1:]
+    busy_gpu, memory, power = ([v for v in values if v is not None] for values in list(zip(*samples))[1:] or [[]] * 3)
     return {
         "clock": timeline.clock,
         "time_s": now,
+        "window_s": window_s,
         "output_tokens_per_s": tokens / span if span > 0 else None,
         "waiting": last.num_waiting if last else 0,
         "running": len(last.rows) if last else 0,
@@ -157,22 +169,23 @@ def recent(timeline: Timeline, now: float, window_s: float = WINDOW_S) -> dict[s
         "busy": busy / span if span > 0 else None,
         "useful_slots": working / (slots * span) if span > 0 else None,
         "useful_tokens": useful / computed if computed else None,
-        "gpu_busy": sample.utilisation if sample else None,
-        "gpu_memory_gib": sample.memory_bytes / 2**30 if sample and sample.memory_bytes is not None else None,
-        "gpu_power_w": sample.power_w if sample else None,
+        "gpu_busy": sum(busy_gpu) / len(busy_gpu) if busy_gpu else None,
+        "gpu_memory_gib": max(memory) / 2**30 if memory else None,
+        "gpu_power_w": sum(power) / len(power) if power else None,
     }
 
 
 def panel(facts: dict[str, Any], said: str = "") -> str:
     """HTML: a row of numbers, and bars that set what a monitor calls busy beside what was of use."""
     used, blocks = facts["kv_blocks"]
-    numbers = [
-        f"{facts['time_s']:.1f} s",
-        f"{_number(facts['output_tokens_per_s'])} output tokens/s",
-        f"{facts['running']} of {facts['slots']} slots held",
-        f"{facts['waiting']} waiting",
-        f"{used:,} of {blocks:,} KV blocks",
-    ]
+    numbers = [f"{facts['time_s']:.1f} s", f"{_number(facts['output_tokens_per_s'])} output tokens/s"]
+    is_whole = facts["window_s"] == math.inf
+    if not is_whole:
+        numbers += [
+            f"{facts['running']} of {facts['slots']} slots held",
+            f"{facts['waiting']} waiting",
+            f"{used:,} of {blocks:,} KV blocks",
+        ]
     if facts["gpu_memory_gib"] is not None:
         numbers.append(f"GPU memory {facts['gpu_memory_gib']:.1f} GiB")
     if facts["gpu_power_w"] is not None:
@@ -181,15 +194,16 @@ def panel(facts: dict[str, Any], said: str = "") -> str:
     if facts["gpu_busy"] is not None:
         bars.append(("busy: any kernel at all (nvidia-smi)", facts["gpu_busy"], OKABE_ITO["vermillion"]))
     bars += [
-        ("useful: slots that computed a token of use", facts["useful_slots"], OKABE_ITO["bluish green"]),
+        ("useful: slots × seconds that made a token of use", facts["useful_slots"], OKABE_ITO["bluish green"]),
         ("useful: of the tokens computed", facts["useful_tokens"], OKABE_ITO["bluish green"]),
     ]
     rows = "".join(_bar(*bar) for bar in bars)
+    when = "the whole run" if is_whole else f"the last {facts['window_s']:g} seconds"
     ending = f"<div><b>{html.escape(said)}</b></div>" if said else ""
-    table = f"<table style='border-spacing: 0.4em 0' aria-label='the last {WINDOW_S:g} seconds'>{rows}</table>"
+    table = f"<table style='border-spacing: 0.4em 0' aria-label='{when}'>{rows}</table>"
     return (
         f"<div style='line-height: 1.5'><div>{facts['clock']} · {' · '.join(numbers)}</div>"
-        f"<div>the last {WINDOW_S:g} seconds:</div>{table}{ending}</div>"
+        f"<div>{when}:</div>{table}{ending}</div>"
     )
 
 
