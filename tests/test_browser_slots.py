@@ -206,6 +206,15 @@ def test_several_runs_move_on_one_clock(open_page, files, timelines):
     assert at(page, 9)["iteration"] == "9" == told(page, 1)["iteration"]
 
 
+def test_behind_the_end_of_a_part_nobody_waits(open_page, tmp_path, timelines):
+    whole = timelines["static"]
+    animate({"part": whole.slice(20, 40), "whole": whole}).save(tmp_path / "part.html")
+    page = open_page(tmp_path / "part.html")
+    assert told(page)["queue"] == "" and told(page)["waiting"] == "0"
+    page.locator(".mb-slots").focus()
+    assert press(page, "Home")["queue"] != ""
+
+
 def test_the_strip_below_shows_and_reaches_every_moment(open_page, files, timelines):
     page, steps = open_page(files["one"]), len(timelines["static"].steps)
     box = page.locator(".overview").bounding_box()

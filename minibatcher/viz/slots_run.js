@@ -159,7 +159,8 @@ class Run {
     const time = bySeconds ? Math.min(position, this.extent(axis)) : ended;
     const over = done && this.count ? this.duration : Math.max(ended, bySeconds ? position : 0);
     const begun = column < 0 ? -Infinity : this.columns.start[column];
-    const queue = this.queue(cells, bySeconds ? position + this.origin : begun);
+    // Behind the end of a part of a run nobody knows who waits.
+    const queue = this.count && done && between ? [] : this.queue(cells, bySeconds ? position + this.origin : begun);
     return {
       column, between, cells, queue, time, iteration: sum("steps"),
       useful: ratio(sum("working"), sum("places")), padding: ratio(sum("computed") - sum("useful"), sum("computed")),
