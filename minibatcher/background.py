@@ -25,7 +25,8 @@ class BackgroundRun:
 
     Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
     between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
-    seconds, and once more at the end.
+    seconds, and once more at the end. Raises what Engine.run would raise for a request that can't be served, and
+    InvalidParameter for an engine that is at work.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class BackgroundRun:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None  # what ended the run, if anything did before its time
+        self._prepare()
 
     @property
     def started(self) -> bool:
@@ -58,14 +60,17 @@ class BackgroundRun:
         return self.engine.timeline
 
     def start(self) -> None:
-        """Begin to serve. Raises what Engine.run would raise for a request that can't be served."""
+        """Begin to serve."""
         if self._thread is not None:
             raise InvalidParameter("this run has been started before; make a new BackgroundRun with new requests")
-        self.engine.reset()
-        self.engine.check_all(self._requests)
+        self._prepare()
         self._serving = True
         self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
         self._thread.start()
+
+    def _prepare(self) -> None:
+        self.engine.reset()
+        self.engine.check_all(self._requests)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run `function` between two steps, and return what it returns or raise what it raises."""

@@ -38,7 +38,6 @@ class LiveView:
                 "animate(engine.run(requests)) shows the same afterwards"
             ) from error
         self.run = BackgroundRun(engine, requests, self._show, every_s)
-        engine.reset()
         self.slots = animate(engine.timeline, live=True).widget()
         self.panel = ipywidgets.HTML()
         self.stop_button = ipywidgets.Button(description="Stop", tooltip="end the run after this step")

@@ -222,6 +222,7 @@ export function mount(el, { data, arrays }, notify) {
       if (values[i].value.textContent !== text) values[i].value.textContent = text;
     });
     values[1].name.textContent = `time, ${run.clock}`;
+    values[2].name.textContent = `useful, of ${whole(run.numSlots)} slot${run.numSlots > 1 ? "s" : ""}`;  // a share of few may be more work
     values[0].box.title = run.firstIndex ? `a part of a run: its first iteration has number ${run.firstIndex}` : "";
     const told = section.dataset, letters = data.palette.letters;
     if (told.column === String(moment.column) && told.at === now.toFixed(6) && told.count === String(run.count)) return;

@@ -45,7 +45,7 @@ class Run {
     this.sums = Object.fromEntries(COUNTS.map(name => [name, []]));  // running totals, by column
     this.total = Object.fromEntries(COUNTS.map(name => [name, 0]));
     this.edges = { iterations: { left: [], right: [] }, seconds: { left: [], right: [] } };
-    this.slots = Array.from({ length: this.numSlots || 0 }, () => []); 
+    this.slots = Array.from({ length: this.numSlots || 0 }, () => []);
     this.marks = []; this.gaps = []; this.requests = []; this.order = [];
     this.iterations = 0; this.kvBlocks = 0; this.film = this.strip = null;
   }
