@@ -449,3 +449,22 @@ def test_in_jupyterlab_inline_and_as_a_widget(open_page, lab, request):
     text = run_cell(page, 2).split()
     assert int(text[0]) > 25 and text[1] == "True" and "Traceback" not in cell_text(page, 0)
     screenshot(page, "slots-jupyterlab")
+
+
+def test_in_a_part_of_a_run_what_was_before_it_has_no_time(open_page, timelines, tmp_path):
+    whole = timelines["static"]
+    part = whole.slice(20, 40)
+    animate(part).save(tmp_path / "part.html")
+    page = open_page(tmp_path / "part.html")
+    name = next(
+        row.request_id for row in part.steps[0].rows if part.requests[row.request_id].arrival_time < part.span[0]
+    )
+    slot = next(row.slot for row in part.steps[0].rows if row.request_id == name)
+    box = page.locator(".run canvas").first.bounding_box()
+    page.locator(".scrub").fill("1")
+    press(page)
+    page.mouse.move(box["x"] + 60, box["y"] + 16 + 22 * slot + 10)
+    press(page)
+    assert root(page)["request"] == name
+    story = page.locator(".story").inner_text()
+    assert "arrived before this part of the run" in story and "-" not in story.split("prompt tokens")[1][:40]

@@ -90,25 +90,27 @@ const TOTALS = [  // label, what it shows at a moment
 ];
 
 function tellStory(runs, run, request, where) {
-  const p = document.createElement("div"), since = t => seconds(t - run.origin, 2);
+  const p = document.createElement("div");
+  // A part of a run begins where its requests' stories may have been going on for long.
+  const when = t => t < run.origin - 1e-9 ? "before this part of the run" : `at ${seconds(t - run.origin, 2)}`;
   const line = text => { const e = document.createElement("p"); e.textContent = text; p.append(e); return e; };
   const head = line([where, runs.length > 1 && run.title].filter(Boolean).map(text => ` · ${text}`).join(""));
   const name = document.createElement("b");
   name.textContent = request.id;
   head.prepend(name);
   if (request.arrival == null) { line("The run has no record of this request beyond its rows."); return p; }
-  line(`${whole(request.prompt_tokens)} prompt tokens, arrived at ${since(request.arrival)}`);
+  line(`${whole(request.prompt_tokens)} prompt tokens, arrived ${when(request.arrival)}`);
   if (request.scheduled == null) line(`has not started${request.why ? `: ${request.why}` : ""}`);
   else {
     const wait = request.scheduled - request.arrival;
     line(wait > 5e-4 ? `waited ${seconds(wait)}${request.why ? `: ${request.why}` : ""}` : "did not wait");
     const first = request.first_token, ttft = first == null ? "" : seconds(first - request.arrival);
-    line(`started at ${since(request.scheduled)}${ttft && `, first token at ${since(first)} (TTFT ${ttft})`}`);
+    line(`started ${when(request.scheduled)}${ttft && `, first token ${when(first)} (TTFT ${ttft})`}`);
   }
   const gaps = request.output_tokens - 1;
   const each = gaps > 0 && request.first_token != null && seconds((request.last_token - request.first_token) / gaps);
   line(`${whole(request.output_tokens)} output tokens${each ? `, ${each} for each after the first` : ""}`);
-  if (request.finish != null) line(`ended at ${since(request.finish)}: ${request.reason || "no reason recorded"}`);
+  if (request.finish != null) line(`ended ${when(request.finish)}: ${request.reason || "no reason recorded"}`);
   if (request.preemptions) line(`preempted ${request.preemptions === 1 ? "once" : `${request.preemptions} times`}`);
   for (const other of runs) {
     const same = other !== run && other.order.find(r => r.id === request.id);
