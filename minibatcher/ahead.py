@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .engine import Engine, _Done
 from .request import Request
-from .scheduling.base import StepPlan, check_plan
+from .scheduling.base import StepPlan
 
 
 class AheadEngine(Engine):
@@ -40,20 +40,15 @@ class AheadEngine(Engine):
     def _step(self) -> _Done | None:
         start = self.clock.now()
         plan = self._take_plan(start)
-        self._wake_at = plan.wake_at
-        if not plan.num_tokens:
+        if not self._begin(plan, start):
             return None
-        if self._check_plans:
-            check_plan(plan, self.scheduler)
-        self.recorder.launched(plan, self.scheduler, start)
         try:
             launched = self.runner.launch(plan)
             self._advance(plan, start)
             self._plan_next(launched.requests)
             result = launched.result()
         except Exception:
-            for request in plan.num_tokens:  # nothing is known of their KV; the others can go on
-                self.abort(request.request_id)
+            self._abandon(plan)
             raise
         self.clock.advance(result.seconds)
         now = self.clock.now()

@@ -182,17 +182,12 @@ class Engine:
     def _step(self) -> _Done | None:
         start = self.clock.now()
         plan = self.scheduler.schedule(start)
-        self._wake_at = plan.wake_at
-        if not plan.num_tokens:
+        if not self._begin(plan, start):
             return None
-        if self._check_plans:
-            check_plan(plan, self.scheduler)
-        self.recorder.launched(plan, self.scheduler, start)
         try:
             result = self.runner.run(plan)
         except Exception:
-            for request in plan.num_tokens:  # nothing is known of their KV; the others can go on
-                self.abort(request.request_id)
+            self._abandon(plan)
             raise
         self.clock.advance(result.seconds)
         now = self.clock.now()
@@ -294,6 +289,21 @@ class Engine:
         if self.tokenizer is None:
             raise InvalidParameter("a text prompt needs a tokenizer, and this model has none; give token ids")
         return self.tokenizer.encode(prompt, add_special_tokens=True)
+
+    def _begin(self, plan: StepPlan, start: float) -> bool:
+        """Check and record a plan that is about to run; False if it has nothing to run."""
+        self._wake_at = plan.wake_at
+        if not plan.num_tokens:
+            return False
+        if self._check_plans:
+            check_plan(plan, self.scheduler)
+        self.recorder.launched(plan, self.scheduler, start)
+        return True
+
+    def _abandon(self, plan: StepPlan) -> None:
+        """A step has failed: nothing is known of its requests' KV, so they end; the others can go on."""
+        for request in plan.num_tokens:
+            self.abort(request.request_id)
 
     def _advance(self, plan: StepPlan, start: float) -> None:
         """Move each request on by what a step that began at `start` computes for it."""

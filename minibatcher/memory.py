@@ -11,9 +11,7 @@ from .model.loader import LoadedModel
 from .model.sampling import sample
 from .request import SamplingParams
 
-CPU_SHARE = (
-    4  # on a CPU the pool may take a quarter of the free memory: the rest belongs to the reader's other programs
-)
+CPU_SHARE = 4  # on a CPU the pool may take a quarter of what is free: the rest is for the reader's other programs
 
 
 def kv_pool_bytes(model: LoadedModel, max_tokens: int, max_num_seqs: int, workspace: int, gpu_share: float) -> int:

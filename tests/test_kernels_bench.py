@@ -9,9 +9,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="the kernels need Triton, which exists for Linux only")
 
 from minibatcher.attention import triton_support  # noqa: E402
+from minibatcher.hardware import ModelSpec  # noqa: E402
 from minibatcher.kernels import bench, bench_engine, compare_engines, goals, peers  # noqa: E402
 from minibatcher.kernels.cases import Shape, random_case, reference  # noqa: E402
-from minibatcher.kernels.random_model import LLAMA_1B, TINY, random_model, spec_of  # noqa: E402
+from minibatcher.kernels.random_model import LLAMA_1B, TINY, random_model  # noqa: E402
 from minibatcher.timeline import RowRecord, StepRecord, Timeline  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -115,7 +116,7 @@ def test_the_engine_s_step_against_its_roofline():
     for row in rows:
         assert "failure" not in row and row["batch"] == 3
         assert 9 < row["mean_context"] <= 9 + 5
-        spec = spec_of(TINY, "tiny")
+        spec = ModelSpec.from_hf(TINY, "tiny")
         step = spec.linear_bytes("float32") + 3 * row["mean_context"] * spec.kv_bytes_per_token("float32")
         assert row["roofline_seconds"] == pytest.approx(step / (8000 / 0.001))
         assert row["share_of_roofline"] == pytest.approx(row["roofline_seconds"] / row["seconds"])
@@ -140,7 +141,7 @@ def test_only_steps_in_which_all_decode_count():
 
 
 def test_the_large_model_has_a_billion_parameters_and_finite_logits():
-    assert 1.2e9 < spec_of(LLAMA_1B, "1b").num_parameters < 1.3e9
+    assert 1.2e9 < ModelSpec.from_hf(LLAMA_1B, "1b").num_parameters < 1.3e9
     model = random_model(TINY, "tiny", CPU, torch.float32)
     assert all(parameter.isfinite().all() for parameter in model.model.parameters())
     assert model.model.layers[0].mlp.down_proj.weight.std() == pytest.approx(0.02, rel=0.1)

@@ -164,7 +164,7 @@ def _write_page(timelines: dict[str, Any], result: Comparison, path: str) -> Non
     film = animate(timelines, max_columns=MAX_COLUMNS)
     title = f"{'The same requests' if len(timelines) > 1 else 'Requests'} under {', '.join(timelines)}"
     with writing(path):
-        Path(path).write_text(film.page(title, below=html(result)), encoding="utf-8")
+        film.save(path, title, below=html(result))
 
 
 def _draw(timelines: dict[str, Any], path: str) -> None:

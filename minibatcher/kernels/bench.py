@@ -11,8 +11,8 @@ import torch
 from ..attention.triton_support import interpret, why_not
 from ..errors import DeviceError
 from .arithmetic import attention_flops, kv_bytes, store_bytes
-from .cases import Case, Shape, launchers, random_case
-from .child import device_is_lost
+from .cases import CALLS, Case, Shape, launchers, random_case
+from .child import failure
 from .timer import Timer, timer_for
 
 HEADS = (32, 8, 128, 16)  # query heads, KV heads, head size, block size: Llama 3.1 8B's
@@ -109,9 +109,7 @@ def measure(
             case = random_case(job.shape, dtype, device, seed=0, poison=False)
             seconds = timer(_launch(job, launch[job.kernel], case))
         except Exception as problem:
-            if device_is_lost(problem):
-                raise
-            yield {**row, "failure": f"{type(problem).__name__}: {str(problem)[:300]}"}
+            yield {**row, "failure": failure(problem)}
             continue
         row |= {"seconds": seconds} | speeds(row, seconds, rates)
         yield {**row, "peers": _peers(timer, case) if job.kind != "store" else {}}
@@ -158,10 +156,7 @@ def matrix_rate(timer: Timer, device: torch.device, dtype: torch.dtype, sizes: t
 def _launch(job: Job, launcher, case: Case):
     if job.kind == "store":
         return lambda: launcher(case.k, case.v, case.k_cache, case.v_cache, case.slot_mapping)
-    if job.kernel == "decode_attention":
-        return lambda: launcher(case.q, case.k_cache, case.v_cache, case.block_tables, case.context_lens, case.scale)
-    caches = (case.k_cache, case.v_cache, case.block_tables)
-    return lambda: launcher(case.q, *caches, case.cu_seqlens_q, case.context_lens, case.scale)
+    return lambda: CALLS[job.kernel](launcher, case)
 
 
 def _peers(timer: Timer, case: Case) -> dict[str, Any]:
@@ -172,9 +167,7 @@ def _peers(timer: Timer, case: Case) -> dict[str, Any]:
         try:
             found[name] = {"seconds": timer(prepare())}
         except Exception as problem:
-            if device_is_lost(problem):
-                raise
-            found[name] = {"failure": f"{type(problem).__name__}: {str(problem)[:200]}"}
+            found[name] = {"failure": failure(problem, 200)}
     return found
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from ..build import build_engine
+from ..hardware import ModelSpec
 from ..model.loader import resolve_dtype
 from ..request import Request, SamplingParams
 from ..timeline import StepRecord, Timeline
 from .arithmetic import decode_step_bytes, roofline_seconds
 from .bench import COPY_BYTES, copy_bandwidth
-from .child import device_is_lost
-from .random_model import LLAMA_1B, TINY, random_model, spec_of
+from .child import failure
+from .random_model import LLAMA_1B, TINY, random_model
 from .timer import Timer, timer_for
 
 
@@ -57,16 +58,14 @@ def measure(
     yield {"total": len(variants)}
     bandwidth = copy_bandwidth(timer, device, copy_bytes)
     name = "a Llama of 1B parameters, random weights" if config is LLAMA_1B else "a tiny Llama, random weights"
-    model, spec = random_model(config, name, device, dtype), spec_of(config, name)
+    model, spec = random_model(config, name, device, dtype), ModelSpec.from_hf(config, name)
     short = str(dtype).removeprefix("torch.")
     for variant, options in variants:
         row = {"kind": "engine", "variant": variant, "model": name, "dtype": short, "batch": run.batch}
         try:
             timeline = serve(model, run, **options)
         except Exception as problem:
-            if device_is_lost(problem):
-                raise
-            yield {**row, "failure": f"{type(problem).__name__}: {str(problem)[:300]}"}
+            yield {**row, "failure": failure(problem)}
             continue
         seconds, contexts = decode_step(timeline, run.batch)
         least = roofline_seconds(decode_step_bytes(spec, contexts, short), bandwidth)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import DeviceError
-from .child import device_is_lost
+from .child import failure
 
 # What the engine runs comes first, since time may run out.
 KERNELS = (
@@ -60,9 +60,7 @@ def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = 
         try:
             error = run_case(kernel, launch[kernel], random_case(shape, dtype, device, seed))
         except Exception as problem:
-            if device_is_lost(problem):
-                raise
-            yield {**row, "error": None, "ok": False, "failure": f"{type(problem).__name__}: {str(problem)[:300]}"}
+            yield {**row, "error": None, "ok": False, "failure": failure(problem)}
             continue
         ok = error <= TOLERANCES[dtype]
         error = error if math.isfinite(error) else None

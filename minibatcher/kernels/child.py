@@ -102,6 +102,13 @@ def device_is_lost(problem: Exception) -> bool:
     return "CUDA error" in str(problem) or "Error [CUDA]" in str(problem)
 
 
+def failure(problem: Exception, most: int = 300) -> str:
+    """What a row says of an error, in `most` characters. Raised on where no later row could be right."""
+    if device_is_lost(problem):
+        raise problem
+    return f"{type(problem).__name__}: {str(problem)[:most]}"
+
+
 def main(name: str, settings: str) -> int:
     # Rows go out through the pipe; whatever libraries print goes to standard error.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:

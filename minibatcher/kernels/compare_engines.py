@@ -11,7 +11,7 @@ from ..compare import run_comparison
 from ..model.loader import load_model, resolve_dtype
 from ..scheduling import DEFAULT_STRATEGIES
 from ..workload import Workload, load_workload
-from .child import device_is_lost
+from .child import failure
 from .random_model import LLAMA_1B, TINY, random_model
 
 ATTENTION = ("sdpa", "triton")
@@ -63,9 +63,7 @@ def _served(model, workload: Workload, strategies: Sequence[str]) -> Iterator[di
             try:
                 found = run_comparison(workload, model=model, strategies=[strategy], attention=attention, **options)
             except Exception as problem:
-                if device_is_lost(problem):
-                    raise
-                yield {**row, "failure": f"{type(problem).__name__}: {str(problem)[:300]}"}
+                yield {**row, "failure": failure(problem)}
                 continue
             timeline = found[strategy]
             tokens = sum(len(r.output_token_ids) for r in timeline.requests.values())

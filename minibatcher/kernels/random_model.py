@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..hardware import ModelSpec
 from ..model.config import ModelConfig
 from ..model.loader import LoadedModel, empty_model
 
@@ -42,8 +41,3 @@ def random_model(config: dict, name: str, device: torch.device, dtype: torch.dty
         else:
             parameter.fill_(0.0 if key.endswith("bias") else 1.0)
     return LoadedModel(model, parsed, None, name, "random weights", dtype, device, f"random-{seed}")
-
-
-def spec_of(config: dict, name: str) -> ModelSpec:
-    """The same shape as figures."""
-    return ModelSpec.from_hf(config, name)

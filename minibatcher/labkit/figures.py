@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidParameter
@@ -21,20 +19,16 @@ def show(figure: Figure, alt: str | None = None) -> None:
     As HTML, because JupyterLab and its kin take no alternative text from the metadata of an `image/png` output. Where
     HTML is not shown, the text stands alone.
     """
-    import html
-
     import matplotlib.pyplot as plt
     from IPython.display import display
+
+    from ..viz.sheet import as_html
 
     alt = alt or getattr(figure, "alt", None)
     if not alt:
         raise InvalidParameter("this figure has no words for those who can't see it: show(figure, alt=...)")
-    buffer = io.BytesIO()
-    # Without the version of matplotlib in it, so that equal pictures are equal files.
-    figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})
+    picture = as_html(figure, alt)
     plt.close(figure)
-    data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    picture = f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}">'
     display({"text/html": picture, "text/plain": alt}, raw=True)
 
 

@@ -18,6 +18,18 @@ function keepKeys(el) {
   el.addEventListener("focusin", event => { event.target.dataset.lmSuppressShortcuts = "true"; });
 }
 
+// A canvas is drawn for a size and for colours: draw it anew when el's size, the page's theme or the system's changes.
+// Returns what ends it.
+function onRestyle(el, redraw) {
+  const sizes = new ResizeObserver(() => redraw()), themes = new MutationObserver(() => redraw());
+  const dark = matchMedia("(prefers-color-scheme: dark)"), changed = () => redraw();
+  sizes.observe(el);
+  for (const node of [document.documentElement, document.body])
+    themes.observe(node, { attributeFilter: ["class", "style", "data-theme", "data-jp-theme-name"] });
+  dark.addEventListener("change", changed);
+  return () => { sizes.disconnect(); themes.disconnect(); dark.removeEventListener("change", changed); };
+}
+
 // anywidget's entry.
 function render({ model, el }) {
   const source = () => ({ data: model.get("data"), arrays: unpack(model.get("parts"), aligned(model.get("packed"))) });

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import itertools
 import json
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..errors import MissingDependency
+from .sheet import as_html
 
 _numbers = itertools.count(1)  # ids on a page; counted, so that equal runs make equal notebooks
 _DTYPES = {"int32", "float32", "float64", "uint8"}
@@ -53,6 +53,7 @@ class Interactive:
         """A piece of HTML that needs no kernel and no network: the still picture, which a script replaces."""
         layout, packed = pack(self.arrays)
         root = f"minibatcher-{self.module}-{next(_numbers)}"
+        still = as_html(self.still, self.alt, ' style="max-width: 100%"')
         arguments = ", ".join(
             [
                 json.dumps(root),
@@ -62,8 +63,7 @@ class Interactive:
             ]
         )
         return (
-            f'<div id="{root}"><img src="data:image/png;base64,{self._png()}" alt="{html.escape(self.alt)}" '
-            f'style="max-width: 100%"></div>\n'
+            f'<div id="{root}">{still}</div>\n'
             f'<script type="module">\n{module_source(self.module)}\nmountInline({arguments});\n</script>'
         )
 
@@ -72,9 +72,9 @@ class Interactive:
         body = f"{self.html()}\n{below}"
         return PAGE.format(title=html.escape(title), body=body, text=html.escape(self.text))
 
-    def save(self, path: str | Path, title: str = "minibatcher") -> None:
+    def save(self, path: str | Path, title: str = "minibatcher", below: str = "") -> None:
         """Write `page` to a file."""
-        Path(path).write_text(self.page(title), encoding="utf-8")
+        Path(path).write_text(self.page(title, below), encoding="utf-8")
 
     def widget(self):
         """The same as an anywidget on a live kernel: its `state` follows what the reader does (iteration, sliders).
@@ -82,11 +82,6 @@ class Interactive:
         Raises MissingDependency without anywidget.
         """
         return widget_class(self.module)(self)
-
-    def _png(self) -> str:
-        buffer = io.BytesIO()
-        self.still.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 PAGE = """<!doctype html>

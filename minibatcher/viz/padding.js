@@ -402,19 +402,11 @@ export function mount(el, { data }, notify) {
     canvas.addEventListener("pointerleave", () => { hovered = null; showStatus(); });
     canvas.addEventListener("click", pick);
   }
-  const redraw = () => (root.isConnected ? draw(null) : destroy());
-  const sizes = new ResizeObserver(redraw), themes = new MutationObserver(redraw);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  sizes.observe(panels);
-  for (const node of [document.documentElement, document.body])
-    themes.observe(node, { attributes: true, attributeFilter: ["class", "data-theme", "data-jp-theme-name"] });
-  dark.addEventListener("change", redraw);
+  const stopRestyling = onRestyle(panels, () => (root.isConnected ? draw(null) : destroy()));
 
   function destroy() {
     cancelAnimationFrame(frame);
-    sizes.disconnect();
-    themes.disconnect();
-    dark.removeEventListener("change", redraw);
+    stopRestyling();
   }
 
   choose("given", 0);

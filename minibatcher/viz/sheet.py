@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -26,6 +29,15 @@ def finish(figure: Figure, alt: str) -> Figure:
     """Give the figure its alternative text: `figure.alt`, which `labkit.show` and `check_figure` read."""
     figure.alt = alt
     return figure
+
+
+def as_html(figure: Figure, alt: str, attributes: str = "") -> str:
+    """The figure as an <img> that holds its own PNG; equal pictures give equal text."""
+    buffer = io.BytesIO()
+    # Without the version of matplotlib in it.
+    figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight", metadata={"Software": None})
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}"{attributes}>'
 
 
 def by_name(timelines: Timeline | Mapping[str, Timeline], what: str) -> dict[str, Timeline]:

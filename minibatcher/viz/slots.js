@@ -471,12 +471,7 @@ export function mount(el, { data, arrays }, notify) {
     canvas.onpointermove = canvas.onpointerdown = event => point(i, event);
     canvas.onpointerleave = event => { if (event.pointerType === "mouse") hide(); };
   });
-  const observer = new ResizeObserver(() => measure()), dark = matchMedia("(prefers-color-scheme: dark)");
-  const restyled = new MutationObserver(measure);
-  observer.observe(el);
-  dark.addEventListener("change", measure);
-  for (const element of [document.documentElement, document.body])
-    restyled.observe(element, { attributeFilter: ["class", "style", "data-theme", "data-jp-theme-name"] });
+  const stopRestyling = onRestyle(el, measure);
 
   axisChoice.value = axis;
   speed.value = SPEEDS.find(s => s * WHOLE_RUN_S >= steps()) || SPEEDS[SPEEDS.length - 1];
@@ -501,9 +496,7 @@ export function mount(el, { data, arrays }, notify) {
     pause();
     clearTimeout(spoken);
     cancelAnimationFrame(drawPending);
-    observer.disconnect();
-    restyled.disconnect();
-    dark.removeEventListener("change", measure);
+    stopRestyling();
     root.remove();
   }
 
