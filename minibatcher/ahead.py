@@ -53,6 +53,7 @@ class AheadEngine(Engine):
         self.clock.advance(result.seconds)
         now = self.clock.now()
         ended, texts = self._append(result.token_ids, now)
+        self.scheduler.computed(plan)
         self.recorder.stepped(result, ended, now)
         for request in ended:
             self._strike(request)
@@ -66,7 +67,7 @@ class AheadEngine(Engine):
             return plan
         fresh = self.scheduler.schedule(now)
         if plan is not None:  # all that it planned for have ended; whom it preempted must not be forgotten
-            fresh.preempted[:0] = plan.preempted
+            fresh.preempted[:0], fresh.swaps[:0] = plan.preempted, plan.swaps
         return fresh
 
     def _plan_next(self, requests: Sequence[Request]) -> None:

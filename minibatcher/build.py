@@ -29,7 +29,8 @@ class EngineOptions:
     device: "auto" (a GPU if there is one), "cpu" or "cuda". dtype: "auto", "float32", "bfloat16" or "float16".
     attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
-    max_num_seqs full contexts, as far as memory allows. gpu_memory_utilization: the share of a GPU's memory to use.
+    max_num_seqs full contexts, as far as memory allows. enable_prefix_caching: requests that begin with the same tokens
+    share KV blocks (paged strategies). gpu_memory_utilization: the share of a GPU's memory to use.
     cuda_graphs: replay steps of decodes alone from recordings for a few batch sizes, padded to the next of them (paged
     strategies on a GPU with the Triton kernels). plan_ahead: plan a step while the device works on the one before
     (paged strategies).
@@ -42,6 +43,7 @@ class EngineOptions:
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_tokens: int | None = None
+    enable_prefix_caching: bool = False
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = False
     plan_ahead: bool = False
@@ -54,7 +56,7 @@ class EngineOptions:
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidParameter(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization!r}")
-        for name in ("cuda_graphs", "plan_ahead"):
+        for name in ("cuda_graphs", "plan_ahead", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.seed, int) or self.seed < 0:
@@ -88,7 +90,9 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
     if cls.kv_layout == "slots":
         config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     scheduler = make_scheduler(options.strategy, kv, config)
-    runner = (PaddedRunner if cls.kv_layout == "slots" else RaggedRunner)(model, kv, attention, options.seed)
+    runner_class = PaddedRunner if cls.kv_layout == "slots" else RaggedRunner
+    num_host_blocks = scheduler.host.num_blocks if scheduler.host else 0
+    runner = runner_class(model, kv, attention, options.seed, num_host_blocks)
     header = {"seed": options.seed, **provenance(model, attention)}
     if options.cuda_graphs:
         _check_graphs(model, attention)
@@ -186,6 +190,7 @@ def _make_kv(
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         block_size=options.block_size,
+        enable_prefix_caching=options.enable_prefix_caching,
     )
 
 

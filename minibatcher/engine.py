@@ -87,6 +87,7 @@ class Engine:
         """Forget the past: a new timeline, and time starts at zero. Only an idle engine can be reset."""
         if self.scheduler.has_work():
             raise InvalidParameter("the engine still has requests; finish or abort them before reset")
+        self.scheduler.clear()
         self.clock.reset()
         self.requests: dict[str, Request] = {}  # those that have not ended
         self._detokenizers: dict[Request, Any] = {}
@@ -97,6 +98,7 @@ class Engine:
             "kv_layout": scheduler.kv_layout,
             "block_size": kv.block_size,
             "num_blocks": kv.num_blocks,
+            "enable_prefix_caching": kv.shares_prefixes,
             "max_model_len": self.max_model_len,
         }
         self.recorder.begin(self.clock.kind, facts | self._header)
@@ -193,6 +195,7 @@ class Engine:
         now = self.clock.now()
         self._advance(plan, start)
         ended, texts = self._append(result.token_ids, now)
+        self.scheduler.computed(plan)
         self.recorder.stepped(result, ended, now)
         for request in ended:
             self._close(request)
@@ -294,6 +297,7 @@ class Engine:
         """Check and record a plan that is about to run; False if it has nothing to run."""
         self._wake_at = plan.wake_at
         if not plan.num_tokens:
+            self.scheduler.abandon(plan)  # no step, no copies
             return False
         if self._check_plans:
             check_plan(plan, self.scheduler)
@@ -302,6 +306,7 @@ class Engine:
 
     def _abandon(self, plan: StepPlan) -> None:
         """A step has failed: nothing is known of its requests' KV, so they end; the others can go on."""
+        self.scheduler.abandon(plan)
         for request in plan.num_tokens:
             self.abort(request.request_id)
 

@@ -60,6 +60,7 @@ class TimelineRecorder:
             kv_used_blocks=kv.num_used_blocks,
             kv_free_blocks=kv.num_free_blocks,
             kv_tokens=sum(row.context for row in rows),
+            kv_cached_blocks=kv.num_cached_blocks,
         )
 
     def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
@@ -77,6 +78,8 @@ class TimelineRecorder:
         record.first_scheduled_time = request.first_scheduled_time
         record.finish_time, record.finish_reason = request.finish_time, request.finish_reason.value
         record.num_preemptions, record.output_text = request.num_preemptions, request.output_text
+        record.num_cached_tokens, record.num_lost_tokens = request.num_cached_tokens, request.num_lost_tokens
+        record.error = request.error
 
 
 def _row(request: Request, num_tokens: int | None) -> RowRecord:

@@ -18,6 +18,8 @@ class FinishReason(str, Enum):
     STOP = "stop"  # end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens reached
     ABORT = "abort"  # the client gave up
+    ERROR = "error"  # something failed while it was served; `error` says what
+    REFUSED = "refused"  # never let in: queue full, rate limit; `error` says why
 
 
 class Status(str, Enum):
@@ -36,6 +38,8 @@ class SamplingParams:
     max_tokens, min_tokens: bounds on generated tokens; before min_tokens nothing but max_tokens or an abort ends it.
     stop: strings that end the text (and are left out of it). stop_token_ids: tokens that end it.
     ignore_eos: go on after the end-of-sequence token, so that the output length is exactly max_tokens.
+    stop_after: end after so many tokens as if the model had stopped there. Benchmarks force output lengths with it, of
+    which a scheduler knows no more than it would of a real request: max_tokens.
     Raises InvalidParameter.
     """
 
@@ -48,6 +52,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop_after: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -59,6 +64,8 @@ class SamplingParams:
                 raise InvalidParameter(f"{name} must be a whole number from {low} to {LARGEST:,}, not {value!r}")
         if self.min_tokens > self.max_tokens:
             raise InvalidParameter(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        if self.stop_after is not None and (type(self.stop_after) is not int or not 1 <= self.stop_after <= LARGEST):
+            raise InvalidParameter(f"stop_after must be a whole number of at least 1, not {self.stop_after!r}")
         if not is_number(self.temperature) or self.temperature < 0:
             raise InvalidParameter(f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
@@ -98,8 +105,11 @@ class Request:
     status: Status = Status.WAITING
     slot: int | None = None
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache when it was first let in
+    num_lost_tokens: int = 0  # computed, then dropped by preemptions and not found in the prefix cache afterwards
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token that ended it
+    error: str | None = None  # what failed, or why it was refused
 
     first_scheduled_time: float | None = None
     token_times: list[float] = field(default_factory=list)
@@ -158,6 +168,8 @@ class Request:
         elif detokenizer and detokenizer.stopped is not None:
             self.stop_reason = detokenizer.stopped
             self.finish(FinishReason.STOP, now)
+        elif self.num_output_tokens == self.params.stop_after:
+            self.finish(FinishReason.STOP, now)
         elif self.num_tokens >= self.max_total_tokens:
             self.finish(FinishReason.LENGTH, now)
         if detokenizer:
@@ -176,8 +188,8 @@ class Request:
         """Nothing has been done for it yet."""
         return self.status is Status.WAITING and self.num_tokens == self.num_prompt_tokens and not self.num_preemptions
 
-    def finish(self, reason: FinishReason, now: float) -> None:
-        """End it. A request ends exactly once: a second end is a bug in the caller."""
+    def finish(self, reason: FinishReason, now: float, error: str | None = None) -> None:
+        """End it; `error` says what went wrong. A request ends exactly once: a second end is a bug in the caller."""
         if self.finished:
             raise RuntimeError(f"request {self.request_id!r} ended twice: {self.finish_reason} and {reason}")
-        self.status, self.finish_reason, self.finish_time = Status.FINISHED, reason, now
+        self.status, self.finish_reason, self.finish_time, self.error = Status.FINISHED, reason, now, error

@@ -28,6 +28,7 @@ def simulated_engine(
     max_model_len: int,
     block_size: int = 16,
     kv_cache_tokens: int | None = None,
+    enable_prefix_caching: bool = False,
     header: dict[str, Any] | None = None,
     recorder=None,
     **knobs,
@@ -41,7 +42,14 @@ def simulated_engine(
     config = SchedulerConfig(**(DEFAULT_KNOBS | knobs))
     tokens = cost.kv_capacity_tokens if kv_cache_tokens is None else kv_cache_tokens
     layout = strategy(strategy_name).kv_layout
-    kv = make_kv(layout, tokens, max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=block_size)
+    kv = make_kv(
+        layout,
+        tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        enable_prefix_caching=enable_prefix_caching,
+    )
     if layout == "slots":
         config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     facts = {

@@ -46,7 +46,8 @@ class StepRecord:
     start, duration: seconds on the engine's clock. width: tokens that each row was padded to, None where ragged.
     num_computed_tokens: all tokens that the device worked on; num_padding_tokens: those of them that were padding (also
     in rows of finished requests). num_waiting: queue depth after admission. wait: why the head of the queue was not let
-    in: request_id, reason, need, have. kv_*: blocks of the pool, tokens really in it.
+    in: request_id, reason, need, have. kv_*: blocks of the pool (used + free + cached: those that hold prefixes and
+    belong to nobody), tokens really in the used ones.
     """
 
     index: int
@@ -63,6 +64,7 @@ class StepRecord:
     kv_used_blocks: int
     kv_free_blocks: int
     kv_tokens: int
+    kv_cached_blocks: int = 0
 
     @property
     def end(self) -> float:
@@ -94,6 +96,9 @@ class RequestRecord:
     tenant: str = "default"
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
+    num_cached_tokens: int = 0
+    num_lost_tokens: int = 0
+    error: str | None = None
 
     @property
     def output_hash(self) -> str:

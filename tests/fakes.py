@@ -7,7 +7,7 @@ import zlib
 
 from minibatcher.clock import VirtualClock
 from minibatcher.engine import Engine
-from minibatcher.kv import BlockKV, SlotKV
+from minibatcher.kv import BlockKV, PrefixKV, SlotKV
 from minibatcher.request import Request, SamplingParams
 from minibatcher.runners.base import StepResult
 from minibatcher.scheduling import SchedulerConfig, make_scheduler, strategy
@@ -28,12 +28,24 @@ class MemoryRunner:
     def __init__(self, kv: BlockKV, seconds_per_token: float = 0.001, seconds_per_step: float = 0.0) -> None:
         self.kv, self.seconds_per_token, self.seconds_per_step = kv, seconds_per_token, seconds_per_step
         self.pool: list[int | None] = [None] * (kv.num_blocks * kv.block_size)
+        self.host: dict[int, list[int | None]] = {}
 
     def _place(self, request, position: int) -> int:
         block = self.kv.table(request.request_id)[position // self.kv.block_size]
         return block * self.kv.block_size + position % self.kv.block_size
 
+    def _copy(self, swap) -> None:
+        size = self.kv.block_size
+        for device, host in zip(swap.device_blocks, swap.host_blocks, strict=True):
+            here = slice(device * size, (device + 1) * size)
+            if swap.out:
+                self.host[host] = self.pool[here]
+            else:
+                self.pool[here] = self.host[host]
+
     def run(self, plan) -> StepResult:
+        for swap in plan.swaps:
+            self._copy(swap)
         for request, num_tokens in plan.num_tokens.items():
             first = request.num_computed_tokens
             for position, token in enumerate(request.token_slice(first, first + num_tokens), first):
@@ -66,13 +78,14 @@ def fake_engine(
     seconds_per_token: float = 0.001,
     seconds_per_step: float = 0.0,
     engine_class: type[Engine] = Engine,
+    enable_prefix_caching: bool = False,
     **knobs,
 ) -> Engine:
     config = SchedulerConfig(**knobs)
     if strategy(name).kv_layout == "slots":
         kv: BlockKV = SlotKV(config.max_num_seqs, max_model_len)
     else:
-        kv = BlockKV(num_blocks, block_size)
+        kv = (PrefixKV if enable_prefix_caching else BlockKV)(num_blocks, block_size)
     runner = MemoryRunner(kv, seconds_per_token, seconds_per_step)
     scheduler = make_scheduler(name, kv, config)
     return engine_class(

@@ -89,7 +89,10 @@ class VllmScheduler(ChunkedScheduler):
         self._previous_start = 0.0
 
     def add(self, request: Request) -> None:
-        (self._arrived if self._ahead else self.waiting).append(request)
+        if self._ahead:
+            self._arrived.append(request)
+        else:
+            super().add(request)
 
     def has_work(self) -> bool:
         return bool(self._arrived) or super().has_work()
@@ -99,7 +102,7 @@ class VllmScheduler(ChunkedScheduler):
         if idle:
             self._release()
         while self._arrived and (idle or self._arrived[0].arrival_time <= self._previous_start):
-            self.waiting.append(self._arrived.popleft())
+            super().add(self._arrived.popleft())
         self._previous_start = now
         return super().schedule(now)
 
@@ -126,7 +129,7 @@ class VllmScheduler(ChunkedScheduler):
 
     def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
         while self.waiting and budget and self._free_slots and not plan.preempted:
-            head = self.waiting[0]
+            head = self.waiting.head
             name = head.request_id
             if self._must_fit and self.kv.blocks_for(head.num_tokens) > self.kv.num_free_blocks:
                 break

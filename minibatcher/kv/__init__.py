@@ -2,6 +2,7 @@
 
 from .blocks import BlockKV
 from .pool import make_kv
+from .prefix import PrefixKV
 from .slots import SlotKV
 
-__all__ = ["BlockKV", "SlotKV", "make_kv"]
+__all__ = ["BlockKV", "PrefixKV", "SlotKV", "make_kv"]

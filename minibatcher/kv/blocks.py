@@ -6,7 +6,11 @@ section 4.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from ..errors import InvalidParameter
+
+TokenSlice = Callable[[int, int], Sequence[int]]  # Request.token_slice: token ids from one position to another
 
 
 class BlockKV:
@@ -25,13 +29,20 @@ class BlockKV:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the block freed last is still warm in the cache
         self._tables: dict[str, list[int]] = {}
 
+    shares_prefixes = False
+
     @property
     def num_free_blocks(self) -> int:
         return len(self._free)
 
     @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that belong to nobody but hold what may be wanted again (prefix.PrefixKV): free all the same."""
+        return 0
+
+    @property
     def num_used_blocks(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self.num_free_blocks - self.num_cached_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one request fill, the last one perhaps in part."""
@@ -40,6 +51,24 @@ class BlockKV:
     def missing_blocks(self, request_id: str, num_tokens: int) -> int:
         """Blocks that the request would still need in order to hold `num_tokens` tokens in all."""
         return max(0, self.blocks_for(num_tokens) - len(self._tables.get(request_id, ())))
+
+    def demand(
+        self, request_id: str, num_tokens: int, tokens: TokenSlice | None = None, without: Sequence[str] = ()
+    ) -> int:
+        """Free or cached blocks that `start` would take, once the requests of `without` were gone."""
+        return self.missing_blocks(request_id, num_tokens)
+
+    def released_by(self, request_ids: Sequence[str]) -> int:
+        """Blocks that nobody would own any more if these requests were gone."""
+        return sum(len(self.table(request_id)) for request_id in request_ids)
+
+    def start(self, request_id: str, tokens: TokenSlice, num_tokens: int) -> int:
+        """Make room for the first `num_tokens` tokens of a request; returns how many of them are computed already.
+
+        tokens: its token ids from one position to another. `demand` says beforehand whether there is room.
+        """
+        self.allocate(request_id, num_tokens)
+        return 0
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
         """Make room for `num_tokens` tokens of this request in all. Where blocks run short, take none: False."""

@@ -26,5 +26,5 @@ class StepResult:
 
 class Runner(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
-        """Compute one forward pass for the plan. Must not change the requests."""
+        """Make the plan's swaps, in their order, then compute one forward pass. Must not change the requests."""
         ...

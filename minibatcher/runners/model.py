@@ -18,6 +18,7 @@ from ..model.sampling import request_seed, sample, uniform
 from ..request import Request
 from ..scheduling.base import StepPlan
 from .base import StepResult
+from .swap import HostPool
 
 
 @dataclass(slots=True)
@@ -46,14 +47,18 @@ class ModelRunner:
     """A model, its KV pool and a sampler.
 
     The pool holds, per layer, keys and values of shape [num_blocks, block_size, num_kv_heads, head_dim]; `kv` says who
-    owns which block. Random numbers depend on the request and the position of the token alone, never on the batch.
+    owns which block. num_host_blocks: room in host memory for requests that are swapped out. Random numbers depend on
+    the request and the position of the token alone, never on the batch.
     """
 
-    def __init__(self, loaded: LoadedModel, kv: BlockKV, attention: AttentionBackend, seed: int = 0) -> None:
+    def __init__(
+        self, loaded: LoadedModel, kv: BlockKV, attention: AttentionBackend, seed: int = 0, num_host_blocks: int = 0
+    ) -> None:
         self.model, self.config, self.device = loaded.model, loaded.config, loaded.device
         self.kv, self.attention, self.seed, self.dtype = kv, attention, seed, loaded.dtype
         self.scale = self.config.head_dim**-0.5
         self._eos = tuple(self.config.eos_token_ids)
+        self.num_host_blocks = num_host_blocks
 
     @cached_property
     def pool(self) -> list[tuple[Tensor, Tensor]]:
@@ -72,6 +77,11 @@ class ModelRunner:
                 "lower kv_cache_tokens, or drop engines built before"
             ) from None
 
+    @cached_property
+    def host_pool(self) -> HostPool:
+        """Made when somebody is first swapped out."""
+        return HostPool(self.pool, self.num_host_blocks)
+
     def on_device(self) -> AbstractContextManager:
         """Within, the model's GPU is the current one: Triton launches there and nowhere else."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -89,6 +99,8 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Put one forward pass on its way, and do not wait for it."""
         with torch.inference_mode(), self.on_device():
+            if plan.swaps:
+                self.host_pool.copy(self.pool, plan.swaps)
             return self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> Launched:

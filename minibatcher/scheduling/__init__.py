@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..errors import UnknownName
 from ..kv.blocks import BlockKV
-from .base import Scheduler, SchedulerConfig, StepPlan, Wait, WaitReason
+from .base import Scheduler, StepPlan, Swap, Wait, WaitReason
 from .chunked import ChunkedScheduler
+from .config import ADMISSIONS, ORDERINGS, PREEMPTIONS, SchedulerConfig
 from .continuous import ContinuousScheduler
 from .dynamic import DynamicScheduler
 from .solo import SoloScheduler
@@ -29,7 +30,10 @@ def make_scheduler(name: str, kv: BlockKV, config: SchedulerConfig) -> Scheduler
 
 
 __all__ = [
+    "ADMISSIONS",
     "DEFAULT_STRATEGIES",
+    "ORDERINGS",
+    "PREEMPTIONS",
     "STRATEGIES",
     "ChunkedScheduler",
     "ContinuousScheduler",
@@ -39,6 +43,7 @@ __all__ = [
     "SoloScheduler",
     "StaticScheduler",
     "StepPlan",
+    "Swap",
     "Wait",
     "WaitReason",
     "make_scheduler",

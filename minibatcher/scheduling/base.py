@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from ..errors import InvalidParameter, PlanError
+from ..errors import PlanError
 from ..kv.blocks import BlockKV
-from ..numeric import is_number
 from ..request import Request, Status
+from .admission import make_admission
+from .config import SchedulerConfig
+from .ordering import make_ordering
 
 
 class WaitReason(str, Enum):
@@ -20,6 +22,8 @@ class WaitReason(str, Enum):
 
     SLOTS = "no free slot"
     KV = "not enough free KV blocks"
+    PROMISED = "free KV blocks are promised to running requests"
+    WATERMARK = "free KV blocks are kept by the watermark"
     BUDGET = "token budget spent"
     FILLING = "batch still filling"
     LAUNCHED = "batch already launched"
@@ -35,35 +39,13 @@ class Wait:
     have: int = 0
 
 
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """The knobs of all strategies; each reads those that it has.
+class Swap(NamedTuple):
+    """KV to copy before a step computes: from device to host blocks if `out`, else back."""
 
-    max_num_seqs: slots, the most requests in one step.
-    max_num_batched_tokens: token budget of a step (a bound on prompt packing for `continuous`).
-    batch_timeout_s: `static` launches a batch that is not full once its oldest request has waited this long.
-    max_queue_delay_s: the same for `dynamic`; 0 means never wait for company, as is the default of NVIDIA Triton
-    Inference Server.
-    bucket_by_length: `dynamic` fills a batch with the waiting prompts that are nearest in length to the oldest one.
-    prefill_first: `chunked` serves prompts before decodes, to show what that costs.
-    """
-
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 256
-    batch_timeout_s: float = 0.5
-    max_queue_delay_s: float = 0.0
-    bucket_by_length: bool = False
-    prefill_first: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
-        for name in ("batch_timeout_s", "max_queue_delay_s"):
-            value = getattr(self, name)
-            if not is_number(value) or value < 0:
-                raise InvalidParameter(f"{name} must be a number of seconds, at least 0, not {value!r}")
+    request: Request
+    out: bool
+    device_blocks: list[int]
+    host_blocks: list[int]
 
 
 @dataclass(slots=True)
@@ -72,6 +54,7 @@ class StepPlan:
 
     num_tokens: for each request of the step, how many of its pending tokens it runs; 0 for one that has ended and only
     keeps its row in a fixed batch.
+    swaps: copies to make first, in this order, since a block may be emptied by one and filled by the next.
     width: None for a ragged step (rows of any length, packed); else every row is padded to `width` tokens.
     wake_at: with nobody in the step, the time at which it is worth asking again, if one is known.
     """
@@ -80,6 +63,7 @@ class StepPlan:
     width: int | None = None
     admitted: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    swaps: list[Swap] = field(default_factory=list)
     wait: Wait | None = None
     wake_at: float | None = None
 
@@ -98,7 +82,11 @@ class Scheduler(ABC):
 
     Contract: `schedule` never gives a request more tokens than are pending, never holds more than `max_num_seqs`
     requests, and has KV memory allocated for every token that it plans. It reads no clock and no model: `now` comes in,
-    a plan goes out. The engine runs the plan, moves `num_computed_tokens`, appends sampled tokens, then calls `update`.
+    a plan goes out. The engine runs the plan, moves `num_computed_tokens`, appends sampled tokens, then calls
+    `computed` and `update`; or `abandon`, if the step failed.
+
+    waiting: the queue, in the order of service that `config.ordering` names. admission: how much KV a request must
+    find. host: blocks in host memory for requests that are swapped out, if `config.preemption` is "swap".
     """
 
     name: str
@@ -107,8 +95,10 @@ class Scheduler(ABC):
 
     def __init__(self, kv: BlockKV, config: SchedulerConfig) -> None:
         self.kv, self.config = kv, config
-        self.waiting: deque[Request] = deque()
+        self.waiting = make_ordering(config)
+        self.admission = make_admission(config)
         self.running: list[Request] = []  # in order of admission
+        self.host = _host_pool(kv, config) if self.kv_layout == "paged" else None
         self._free_slots = list(range(config.max_num_seqs))
 
     @abstractmethod
@@ -116,23 +106,39 @@ class Scheduler(ABC):
         """Plan the next step at time `now` (seconds). An empty plan means: nothing to do yet."""
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    def computed(self, plan: StepPlan) -> None:
+        """After a step: what it computed can be shared, and its service is charged to those who had it."""
+        if self.kv.shares_prefixes:
+            for request in plan.num_tokens:
+                self.kv.publish(request.request_id, request.token_slice, request.num_computed_tokens)
+        self.waiting.served(plan.num_tokens)
+        self.admission.stepped()
 
     def update(self, ended: Sequence[Request]) -> None:
         """After a step: the requests that ended in it leave their slots, and their KV returns at once."""
         for request in ended:
             self._leave(request)
 
+    def abandon(self, plan: StepPlan) -> None:
+        """A step failed before its copies were made for sure: what it swapped out is lost and computed again."""
+        for swap in plan.swaps:
+            if swap.out and not swap.request.finished:
+                self._forget_kv(swap.request)
+
     def clear(self) -> None:
-        """Forget everybody, whatever state an interrupt has left."""
+        """Forget everybody and all that was learnt of them, whatever state an interrupt has left."""
         for request in (*self.waiting, *self.running):
             request.slot = None
-        self.waiting.clear()
+        self.waiting, self.admission = make_ordering(self.config), make_admission(self.config)
         self.running.clear()
         self.kv.clear()
+        if self.host is not None:
+            self.host.clear()
         self._free_slots = list(range(self.config.max_num_seqs))
 
     def abort(self, request: Request) -> None:
@@ -141,21 +147,70 @@ class Scheduler(ABC):
             self.update([request])
         elif request in self.waiting:
             self.waiting.remove(request)
+            if self.host is not None:
+                self.host.free(request.request_id)
 
     def _admit(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Let a waiting request in if a slot and KV for `num_tokens` tokens are free; else note why not."""
-        if not self._free_slots:
-            plan.wait = Wait(request.request_id, WaitReason.SLOTS)
+        """Let a waiting request in with KV room for `num_tokens` tokens, or note why not.
+
+        Afterwards `num_computed_tokens` says how much is there already: swapped in, or found in the prefix cache.
+        """
+        plan.wait = self._obstacle(request, num_tokens)
+        if plan.wait and not self._make_way(request, num_tokens, plan):
             return False
-        if not self.kv.allocate(request.request_id, num_tokens):
-            need = self.kv.missing_blocks(request.request_id, num_tokens)
-            plan.wait = Wait(request.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
-            return False
-        self.waiting.remove(request)  # searches from the head, where it nearly always stands
+        self.waiting.take(request)
+        name = request.request_id
+        if self.host is not None and (host_blocks := self.host.table(name)):
+            self.kv.allocate(name, num_tokens)
+            plan.swaps.append(Swap(request, False, self.kv.table(name)[: len(host_blocks)], list(host_blocks)))
+            self.host.free(name)
+        elif request.num_computed_tokens == 0:
+            found = self.kv.start(name, request.token_slice, num_tokens)
+            request.num_computed_tokens = found
+            if request.num_preemptions:
+                request.num_lost_tokens -= min(found, request.num_lost_tokens)
+            else:
+                request.num_cached_tokens = min(found, request.num_prompt_tokens)
+        else:
+            self.kv.allocate(name, num_tokens)
         request.status, request.slot = Status.RUNNING, heapq.heappop(self._free_slots)
         self.running.append(request)
         plan.admitted.append(request)
+        plan.wait = None
         return True
+
+    def _obstacle(self, request: Request, num_tokens: int, without: Collection[Request] = ()) -> Wait | None:
+        """What keeps a waiting request out, were those of `without` gone; None if nothing does."""
+        name, gone = request.request_id, [r.request_id for r in without]
+        if not self._free_slots and not gone:
+            return Wait(name, WaitReason.SLOTS)
+        tokens = request.token_slice if request.num_computed_tokens == 0 else None
+        need = self.kv.demand(name, num_tokens, tokens, gone)
+        have = self.kv.num_free_blocks + self.kv.num_cached_blocks + self.kv.released_by(gone)
+        if need > have:
+            return Wait(name, WaitReason.KV, need, have)
+        others = [r for r in self.running if r not in without]
+        if not others:  # whoever is alone may have it all
+            return None
+        need += self.admission.promised(others, self.kv) + self.admission.growth(request, num_tokens, self.kv)
+        if need > have:
+            return Wait(name, WaitReason.PROMISED, need, have)
+        need += int(self.config.watermark * self.kv.num_blocks)
+        if need > have:
+            return Wait(name, WaitReason.WATERMARK, need, have)
+        return None
+
+    def _make_way(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
+        """Preempt running requests that `request` outranks, the last in order first, if that is enough to let it in."""
+        victims: list[Request] = []
+        for victim in reversed(self.waiting.in_order(self.running)):
+            if self.waiting.outranks(request, victim):
+                victims.append(victim)
+                if self._obstacle(request, num_tokens, victims) is None:
+                    for victim in victims:
+                        self._preempt(victim, plan)
+                    return True
+        return False
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
@@ -168,35 +223,63 @@ class Scheduler(ABC):
         return 0 < request.num_computed_tokens % self.kv.block_size <= self.kv.block_size - num_tokens
 
     def _grow(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Make KV room for `num_tokens` more tokens, preempting the requests admitted last where blocks run short.
+        """Make KV room for `num_tokens` more tokens, preempting the last in order where blocks run short.
 
-        False if `request` itself was the last one and had to go. The oldest request always gets its way, so a pool
-        that holds any one request alone can never livelock.
+        False if `request` itself was the last and had to go. The first in order always gets its way, so a pool that
+        holds any one request alone can never livelock.
         """
         total = request.num_computed_tokens + num_tokens
         if self.kv.allocate(request.request_id, total):
             return True
         while not self.kv.allocate(request.request_id, total):
-            victim = self.running[-1]
+            victim = self.waiting.in_order(self.running)[-1]
             self._preempt(victim, plan)
             if victim is request:
                 break
-        head = self.waiting[0]
-        need = self.kv.blocks_for(head.num_tokens)
-        plan.wait = Wait(head.request_id, WaitReason.KV, need, self.kv.num_free_blocks)
+        head = self.waiting.head
+        need, have = self.kv.blocks_for(head.num_tokens), self.kv.num_free_blocks + self.kv.num_cached_blocks
+        plan.wait = Wait(head.request_id, WaitReason.KV, need, have)
         return request.slot is not None
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
-        """Drop its KV and put it at the head of the queue: all its tokens are computed again later."""
-        self._leave(request)
-        self.waiting.appendleft(request)
-        request.status, request.num_computed_tokens = Status.WAITING, 0
+        """Take its slot and its KV, and put it back in the queue: later it is swapped in, or computed again."""
         plan.num_tokens.pop(request, None)
-        if request in plan.admitted:  # let in for this very step: it has lost nothing
+        if request in plan.admitted:  # let in for this very step
             plan.admitted.remove(request)
+            plan.swaps = [swap for swap in plan.swaps if swap.request is not request]
+            if request.num_preemptions:  # what it had got back is lost again
+                request.num_lost_tokens += request.num_computed_tokens
+            request.num_computed_tokens = 0
         else:
             request.num_preemptions += 1
             plan.preempted.append(request)
+            self.admission.preempted()
+            if not self._swap_out(request, plan):
+                self._forget_kv(request)
+        self._leave(request)
+        self.waiting.put_back(request)
+        request.status = Status.WAITING
+
+    def _swap_out(self, request: Request, plan: StepPlan) -> bool:
+        """Have its KV copied to host memory, if there is room for it."""
+        name, num_tokens = request.request_id, request.num_computed_tokens
+        if self.host is None or not self.host.allocate(name, num_tokens):
+            return False
+        host_blocks = self.host.table(name)
+        plan.swaps.append(Swap(request, True, self.kv.table(name)[: len(host_blocks)], list(host_blocks)))
+        return True
+
+    def _forget_kv(self, request: Request) -> None:
+        """All its tokens are to be computed again."""
+        if self.host is not None:
+            self.host.free(request.request_id)
+        request.num_lost_tokens += request.num_computed_tokens
+        request.num_computed_tokens = 0
+
+
+def _host_pool(kv: BlockKV, config: SchedulerConfig) -> BlockKV | None:
+    num_blocks = kv.num_blocks if config.swap_tokens is None else config.swap_tokens // kv.block_size
+    return BlockKV(num_blocks, kv.block_size) if config.preemption == "swap" and num_blocks else None
 
 
 def check_plan(plan: StepPlan, scheduler: Scheduler) -> None:

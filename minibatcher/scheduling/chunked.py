@@ -33,7 +33,7 @@ class ChunkedScheduler(Scheduler):
 
     def _split_running(self) -> tuple[list[Request], list[Request]]:
         decodes, prompts = [], []
-        for request in self.running:
+        for request in self.waiting.in_order(self.running):
             (decodes if request.is_decoding else prompts).append(request)
         return decodes, prompts
 
@@ -54,15 +54,16 @@ class ChunkedScheduler(Scheduler):
 
     def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
         """Let waiting requests in while budget, slots and KV last; returns what is left of the budget."""
-        while self.waiting and not plan.preempted:
-            head = self.waiting[0]
+        if plan.preempted:  # blocks have run out in this very step
+            return budget
+        while self.waiting:
+            head = self.waiting.head
             if budget == 0:
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET)
                 break
-            num_tokens = min(head.num_pending_tokens, budget)
             # KV for the whole prompt, though only a piece is computed now: half-admitted prompts evict each other.
-            if not self._admit(head, head.num_tokens, plan):
+            if head in plan.preempted or not self._admit(head, head.num_tokens, plan):
                 break
-            plan.num_tokens[head] = num_tokens
-            budget -= num_tokens
+            plan.num_tokens[head] = min(head.num_pending_tokens, budget)
+            budget -= plan.num_tokens[head]
         return budget

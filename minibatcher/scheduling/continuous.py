@@ -21,17 +21,17 @@ class ContinuousScheduler(Scheduler):
         plan = StepPlan()
         budget = self.config.max_num_batched_tokens
         while self.waiting:
-            head = self.waiting[0]
+            head = self.waiting.head
             if plan.num_tokens and head.num_pending_tokens > budget:
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET, head.num_pending_tokens, budget)
                 break
-            if not self._admit(head, head.num_pending_tokens, plan):
+            if head in plan.preempted or not self._admit(head, head.num_tokens, plan):
                 break
             plan.num_tokens[head] = head.num_pending_tokens
             budget -= head.num_pending_tokens
         if plan.num_tokens:
             return plan
-        for request in list(self.running):
+        for request in list(self.waiting.in_order(self.running)):
             if request.slot is None:  # preempted a moment ago, for an older one
                 continue
             if self._has_room(request, 1) or self._grow(request, 1, plan):

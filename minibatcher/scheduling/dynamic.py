@@ -21,6 +21,6 @@ class DynamicScheduler(StaticScheduler):
     def _choose(self) -> list[Request]:
         if not self.config.bucket_by_length:
             return super()._choose()
-        length = self.waiting[0].num_prompt_tokens  # the oldest always goes, so nobody starves
-        nearest = sorted(self.waiting, key=lambda r: abs(r.num_prompt_tokens - length))  # stable: the oldest is first
+        length = self.waiting.head.num_prompt_tokens  # the first in order always goes, so nobody starves
+        nearest = sorted(self.waiting, key=lambda r: abs(r.num_prompt_tokens - length))  # stable: the first stays first
         return nearest[: self.config.max_num_seqs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .base import SchedulerConfig
+from .config import SchedulerConfig
 from .static import StaticScheduler
 
 

@@ -26,7 +26,7 @@ class StaticScheduler(Scheduler):
         plan.num_tokens = {r: 0 if r.finished else r.num_pending_tokens for r in self.running}
         plan.width = max(plan.num_tokens.values())
         if self.waiting:
-            plan.wait = Wait(self.waiting[0].request_id, WaitReason.LAUNCHED)
+            plan.wait = Wait(self.waiting.head.request_id, WaitReason.LAUNCHED)
         return plan
 
     def update(self, ended: Sequence[Request]) -> None:
@@ -37,11 +37,11 @@ class StaticScheduler(Scheduler):
         """Start a batch if it is full or its time is up; else say until when it waits."""
         if not self.waiting:
             return False
-        launch_at = self.waiting[0].arrival_time + self._patience()
-        if len(self.waiting) < self.config.max_num_seqs and now < launch_at:
+        full = len(self.waiting) >= self.config.max_num_seqs
+        if not full and now < (launch_at := min(r.arrival_time for r in self.waiting) + self._patience()):
             plan.wake_at = launch_at
             plan.wait = Wait(
-                self.waiting[0].request_id, WaitReason.FILLING, self.config.max_num_seqs, len(self.waiting)
+                self.waiting.head.request_id, WaitReason.FILLING, self.config.max_num_seqs, len(self.waiting)
             )
             return False
         for request in self._choose():

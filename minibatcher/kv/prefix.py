@@ -1,0 +1,154 @@
+"""Prefix caching: requests that begin with the same tokens share the blocks that hold them.
+
+Source: Kwon et al., SOSP 2023, section 4.4, and vLLM's automatic prefix caching (2024): full blocks only, found by what
+they hold and what comes before it, kept when nobody uses them, and given away the longest unused first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+
+from .blocks import BlockKV, TokenSlice
+
+ROOT = -1  # what stands before a first block
+
+
+class PrefixKV(BlockKV):
+    """A pool whose full blocks can be found by their tokens.
+
+    A block is published once its tokens are computed, under the block before it and its own token ids: the key holds
+    the tokens themselves, so that no two contents can be taken for each other. Published blocks are shared by counting
+    their owners. One that has lost its last owner is cached: it stays findable until its place is needed.
+    Whoever owns a block owns those before it, and gives back the last first: so a block is evicted before the one that
+    it stands under, and a key never names a block with other content.
+    """
+
+    shares_prefixes = True
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._owners = [0] * self.num_blocks
+        self._found: dict[tuple[int, tuple[int, ...]], int] = {}  # key → published block
+        self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}  # the other way round
+        self._cached: OrderedDict[int, None] = OrderedDict()  # published blocks without an owner, longest unused first
+        self._num_published: dict[str, int] = {}  # how many blocks of a request's table are
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self._cached)
+
+    def lookup(self, tokens: TokenSlice, num_tokens: int) -> list[int]:
+        """Published blocks that hold the head of these tokens; never the last token, which must give the next one."""
+        blocks: list[int] = []
+        parent, size = ROOT, self.block_size
+        for start in range(0, (num_tokens - 1) // size * size, size):
+            block = self._found.get((parent, tuple(tokens(start, start + size))))
+            if block is None:
+                break
+            blocks.append(block)
+            parent = block
+        return blocks
+
+    def demand(
+        self, request_id: str, num_tokens: int, tokens: TokenSlice | None = None, without: Sequence[str] = ()
+    ) -> int:
+        need = self.missing_blocks(request_id, num_tokens)
+        if tokens is None:
+            return need
+        gone = self._shares(without)
+        return need - sum(self._owners[block] > gone[block] for block in self.lookup(tokens, num_tokens))
+
+    def released_by(self, request_ids: Sequence[str]) -> int:
+        return sum(self._owners[block] == n for block, n in self._shares(request_ids).items())
+
+    def _shares(self, request_ids: Sequence[str]) -> Counter[int]:
+        return Counter(block for request_id in request_ids for block in self.table(request_id))
+
+    def start(self, request_id: str, tokens: TokenSlice, num_tokens: int) -> int:
+        blocks = self.lookup(tokens, num_tokens)
+        for block in blocks:
+            self._own(block)
+        self._tables[request_id] = blocks
+        self._num_published[request_id] = len(blocks)
+        self.allocate(request_id, num_tokens)
+        return len(blocks) * self.block_size
+
+    def allocate(self, request_id: str, num_tokens: int) -> bool:
+        missing = self.missing_blocks(request_id, num_tokens)
+        if missing > len(self._free) + len(self._cached):
+            return False
+        if missing:
+            table = self._tables.setdefault(request_id, [])
+            table.extend(self._take() for _ in range(missing))
+        return True
+
+    def _take(self) -> int:
+        """A block for new content: a free one, else the cached one that was not used for longest."""
+        if self._free:
+            block = self._free.pop()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._found[self._keys.pop(block)]
+        self._owners[block] = 1
+        return block
+
+    def _own(self, block: int) -> None:
+        self._cached.pop(block, None)
+        self._owners[block] += 1
+
+    def _disown(self, block: int) -> None:
+        self._owners[block] -= 1
+        if self._owners[block] == 0:
+            if block in self._keys:
+                self._cached[block] = None
+            else:
+                self._free.append(block)
+
+    def publish(self, request_id: str, tokens: TokenSlice, num_computed_tokens: int) -> None:
+        """The first `num_computed_tokens` tokens of this request are computed: its full blocks may be shared.
+
+        Where somebody else has published the same meanwhile, that block takes the place of the request's own.
+        """
+        table, size = self._tables.get(request_id), self.block_size
+        full = num_computed_tokens // size
+        if table is None or full <= (done := self._num_published.get(request_id, 0)):
+            return
+        for i in range(done, full):
+            key = (table[i - 1] if i else ROOT, tuple(tokens(i * size, (i + 1) * size)))
+            twin = self._found.setdefault(key, table[i])
+            if twin == table[i]:
+                self._keys[twin] = key
+            else:
+                self._own(twin)
+                self._disown(table[i])
+                table[i] = twin
+        self._num_published[request_id] = full
+
+    def free(self, request_id: str) -> None:
+        self._num_published.pop(request_id, None)
+        for block in reversed(self._tables.pop(request_id, ())):
+            self._disown(block)
+
+    def clear(self) -> None:
+        super().clear()
+        self._reset()
+
+    def check(self) -> None:
+        owners = self._shares(list(self._tables))
+        if any(owners[block] != n for block, n in enumerate(self._owners)):
+            raise RuntimeError(f"KV blocks have {dict(owners)} owners, and {self._owners} are counted")
+        held = sorted([*owners, *self._free, *self._cached])
+        if held != list(range(self.num_blocks)):
+            raise RuntimeError(
+                f"KV blocks are not conserved: {len(self._free)} free + {len(self._cached)} cached + {len(owners)} "
+                f"owned of {self.num_blocks}"
+            )
+        for key, block in self._found.items():
+            if self._keys.get(block) != key or (key[0] != ROOT and key[0] not in self._keys):
+                raise RuntimeError(f"KV block {block} is published wrongly, under block {key[0]}")
+        if len(self._found) != len(self._keys) or not self._keys.keys() >= self._cached.keys():
+            raise RuntimeError("KV blocks are cached that can't be found")

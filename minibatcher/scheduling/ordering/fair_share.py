@@ -1,0 +1,79 @@
+"""Fair share: every tenant that waits gets the same service, however many requests it sends.
+
+Source: Sheng et al., «Fairness in Serving Large Language Models», OSDI 2024, section 4.1, algorithm 2 (VTC).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from ...request import Request
+from .base import Ordering
+
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token counts, as in the paper's experiments
+
+
+class FairShare(Ordering):
+    """A virtual counter a tenant says how much service it has had; the lowest is served next, within it the oldest.
+
+    A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: who has
+    slept has no claim on the past. counters: tenant → weighted tokens, prompts charged once, when let in.
+    """
+
+    name = "fair-share"
+
+    def __init__(self) -> None:
+        self.counters: dict[str, float] = {}
+        self._queues: dict[str, deque[Request]] = {}  # of tenants that wait, and of nobody else
+        self._last: str | None = None  # whose queue was the last to run empty
+
+    def add(self, request: Request) -> None:
+        tenant = request.tenant
+        if tenant not in self._queues:
+            self._lift(tenant)
+            self._queues[tenant] = deque()
+        self._queues[tenant].append(request)
+
+    def _lift(self, tenant: str) -> None:
+        floor = min((self.counters[other] for other in self._queues), default=self.counters.get(self._last, 0))
+        self.counters[tenant] = max(self.counters.get(tenant, 0), floor)
+
+    def put_back(self, request: Request) -> None:
+        self._queues.setdefault(request.tenant, deque()).appendleft(request)
+
+    def remove(self, request: Request) -> None:
+        queue = self._queues[request.tenant]
+        queue.remove(request)
+        if not queue:
+            del self._queues[request.tenant]
+            self._last = request.tenant
+
+    @property
+    def head(self) -> Request:
+        if not self._queues:
+            raise IndexError("nobody waits")
+        return self._queues[min(self._queues, key=self._standing)][0]
+
+    def _standing(self, tenant: str) -> tuple[float, str]:
+        return self.counters[tenant], tenant
+
+    def take(self, request: Request) -> None:
+        super().take(request)
+        if request.num_preemptions == 0:
+            self.counters[request.tenant] += PROMPT_WEIGHT * request.num_prompt_tokens
+
+    def served(self, num_tokens: Mapping[Request, int]) -> None:
+        for request, n in num_tokens.items():
+            if n and (request.is_decoding or request.finished):  # it has just got a token
+                self.counters[request.tenant] += OUTPUT_WEIGHT
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        for tenant in sorted(self._queues, key=self._standing):
+            yield from self._queues[tenant]
+
+    def __contains__(self, request: object) -> bool:
+        return isinstance(request, Request) and request in self._queues.get(request.tenant, ())
