@@ -69,13 +69,13 @@ class PrefixKV(BlockKV):
         return Counter(block for request_id in request_ids for block in self.table(request_id))
 
     def start(self, request_id: str, tokens: TokenSlice, num_tokens: int) -> int:
-        blocks = self.lookup(tokens, num_tokens)
-        for block in blocks:
+        found = self.lookup(tokens, num_tokens)
+        for block in found:
             self._own(block)
-        self._tables[request_id] = blocks
-        self._num_published[request_id] = len(blocks)
+        self._tables[request_id] = list(found)
+        self._num_published[request_id] = len(found)
         self.allocate(request_id, num_tokens)
-        return len(blocks) * self.block_size
+        return len(found) * self.block_size
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
         missing = self.missing_blocks(request_id, num_tokens)
