@@ -27,7 +27,7 @@ from minibatcher.runners.graphs import DecodeGraphs, graph_sizes  # noqa: E402
 from minibatcher.runners.packed import TableArrays  # noqa: E402
 from minibatcher.runners.padded import PaddedRunner  # noqa: E402
 from minibatcher.runners.ragged import RaggedRunner  # noqa: E402
-from minibatcher.scheduling.base import StepPlan  # noqa: E402
+from minibatcher.scheduling.plan import StepPlan  # noqa: E402
 from minibatcher.transfer import to_device  # noqa: E402
 
 META = torch.device("meta")  # has shapes and no data: whatever waits for a result fails there

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..request import Request
-from ..scheduling.base import StepPlan
+from ..scheduling.plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
 from ..model.sampling import request_seed, sample, uniform
 from ..request import Request
-from ..scheduling.base import StepPlan
+from ..scheduling.plan import StepPlan
 from .base import StepResult
 from .swap import HostPool
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..kv.blocks import BlockKV
 from ..request import Request
-from ..scheduling.base import StepPlan
+from ..scheduling.plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..attention import PaddedBatch
-from ..scheduling.base import StepPlan
+from ..scheduling.plan import StepPlan
 from ..transfer import to_device
 from .model import Launched, ModelRunner
 

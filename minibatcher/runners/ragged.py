@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..attention import RaggedBatch
-from ..scheduling.base import StepPlan
+from ..scheduling.plan import StepPlan
 from ..transfer import to_device
 from .graphs import DecodeGraphs
 from .model import Launched, ModelRunner

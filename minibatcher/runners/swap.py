@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..scheduling.base import Swap
+from ..scheduling.plan import Swap
 
 
 class HostPool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ..errors import UnknownName
 from ..kv.blocks import BlockKV
-from .base import Scheduler, StepPlan, Swap, Wait, WaitReason
+from .base import Scheduler
 from .chunked import ChunkedScheduler
 from .config import ADMISSIONS, ORDERINGS, PREEMPTIONS, SchedulerConfig
 from .continuous import ContinuousScheduler
 from .dynamic import DynamicScheduler
+from .plan import StepPlan, Swap, Wait, WaitReason
 from .solo import SoloScheduler
 from .static import StaticScheduler
 

@@ -6,7 +6,7 @@ Too eager, and blocks run out under way: somebody is preempted, and computed aga
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from ..errors import UnknownName
 from ..kv.blocks import BlockKV
@@ -27,7 +27,7 @@ class Admission(ABC):
         """Blocks beyond those of `num_tokens` tokens that the request is promised."""
         return max(0, kv.blocks_for(self.target(request)) - kv.blocks_for(num_tokens))
 
-    def promised(self, running: Sequence[Request], kv: BlockKV) -> int:
+    def promised(self, running: Iterable[Request], kv: BlockKV) -> int:
         """Blocks promised to running requests, beyond those that they hold."""
         return sum(kv.missing_blocks(request.request_id, self.target(request)) for request in running)
 
@@ -82,7 +82,7 @@ class AllocateAndPreempt(Admission):
     def growth(self, request: Request, num_tokens: int, kv: BlockKV) -> int:
         return 0
 
-    def promised(self, running: Sequence[Request], kv: BlockKV) -> int:
+    def promised(self, running: Iterable[Request], kv: BlockKV) -> int:
         return 0  # as the sum would come to, at no cost
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple
 
 from ..errors import PlanError
 from ..kv.blocks import BlockKV
@@ -15,66 +12,7 @@ from ..request import Request, Status
 from .admission import make_admission
 from .config import SchedulerConfig
 from .ordering import make_ordering
-
-
-class WaitReason(str, Enum):
-    """Why the request at the head of the queue was not let in at this step. Those behind it wait for it."""
-
-    SLOTS = "no free slot"
-    KV = "not enough free KV blocks"
-    PROMISED = "free KV blocks are promised to running requests"
-    WATERMARK = "free KV blocks are kept by the watermark"
-    BUDGET = "token budget spent"
-    FILLING = "batch still filling"
-    LAUNCHED = "batch already launched"
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The head of the queue waits: `need` and `have` are slots, blocks, tokens or requests, as the reason says."""
-
-    request_id: str
-    reason: WaitReason
-    need: int = 1
-    have: int = 0
-
-
-class Swap(NamedTuple):
-    """KV to copy before a step computes: from device to host blocks if `out`, else back."""
-
-    request: Request
-    out: bool
-    device_blocks: list[int]
-    host_blocks: list[int]
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What one forward pass will compute.
-
-    num_tokens: for each request of the step, how many of its pending tokens it runs; 0 for one that has ended and only
-    keeps its row in a fixed batch.
-    swaps: copies to make first, in this order, since a block may be emptied by one and filled by the next.
-    width: None for a ragged step (rows of any length, packed); else every row is padded to `width` tokens.
-    wake_at: with nobody in the step, the time at which it is worth asking again, if one is known.
-    """
-
-    num_tokens: dict[Request, int] = field(default_factory=dict)
-    width: int | None = None
-    admitted: list[Request] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)
-    swaps: list[Swap] = field(default_factory=list)
-    wait: Wait | None = None
-    wake_at: float | None = None
-
-    @property
-    def num_useful_tokens(self) -> int:
-        return sum(self.num_tokens.values())
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens that the device works on, padding and finished rows included."""
-        return self.num_useful_tokens if self.width is None else self.width * len(self.num_tokens)
+from .plan import StepPlan, Swap, Wait, WaitReason
 
 
 class Scheduler(ABC):
@@ -189,10 +127,10 @@ class Scheduler(ABC):
         have = self.kv.num_free_blocks + self.kv.num_cached_blocks + self.kv.released_by(gone)
         if need > have:
             return Wait(name, WaitReason.KV, need, have)
-        others = [r for r in self.running if r not in without]
-        if not others:  # whoever is alone may have it all
+        if len(self.running) == len(without):  # whoever is alone may have it all
             return None
-        need += self.admission.promised(others, self.kv) + self.admission.growth(request, num_tokens, self.kv)
+        need += self.admission.growth(request, num_tokens, self.kv)
+        need += self.admission.promised((r for r in self.running if r not in without), self.kv)
         if need > have:
             return Wait(name, WaitReason.PROMISED, need, have)
         need += int(self.config.watermark * self.kv.num_blocks)
@@ -202,15 +140,13 @@ class Scheduler(ABC):
 
     def _make_way(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Preempt running requests that `request` outranks, the last in order first, if that is enough to let it in."""
-        victims: list[Request] = []
-        for victim in reversed(self.waiting.in_order(self.running)):
-            if self.waiting.outranks(request, victim):
-                victims.append(victim)
-                if self._obstacle(request, num_tokens, victims) is None:
-                    for victim in victims:
-                        self._preempt(victim, plan)
-                    return True
-        return False
+        outranked = [r for r in reversed(self.waiting.in_order(self.running)) if self.waiting.outranks(request, r)]
+        if not outranked or self._obstacle(request, num_tokens, outranked):
+            return False
+        enough = next(n for n in range(1, len(outranked) + 1) if not self._obstacle(request, num_tokens, outranked[:n]))
+        for victim in outranked[:enough]:
+            self._preempt(victim, plan)
+        return True
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)

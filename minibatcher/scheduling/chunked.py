@@ -5,7 +5,9 @@ Source: Agrawal et al., «Taming Throughput-Latency Tradeoff in LLM Inference wi
 
 from __future__ import annotations
 
-from .base import Request, Scheduler, StepPlan, Wait, WaitReason
+from ..request import Request
+from .base import Scheduler
+from .plan import StepPlan, Wait, WaitReason
 
 
 class ChunkedScheduler(Scheduler):

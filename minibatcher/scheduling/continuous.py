@@ -6,7 +6,8 @@ Prompts go first and whole, as in early vLLM; a step carries either prompts or d
 
 from __future__ import annotations
 
-from .base import Scheduler, StepPlan, Wait, WaitReason
+from .base import Scheduler
+from .plan import StepPlan, Wait, WaitReason
 
 
 class ContinuousScheduler(Scheduler):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ..request import Request
-from .base import Scheduler, StepPlan, Wait, WaitReason
+from .base import Scheduler
+from .plan import StepPlan, Wait, WaitReason
 
 
 class StaticScheduler(Scheduler):

@@ -24,7 +24,7 @@ class Ordering(ABC):
 
     @abstractmethod
     def put_back(self, request: Request) -> None:
-        """One that was preempted: it takes its old place."""
+        """One that was let in and has to wait again: it takes its old place."""
 
     @abstractmethod
     def remove(self, request: Request) -> None:

@@ -15,7 +15,7 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token counts, as in the paper's ex
 
 
 class FairShare(Ordering):
-    """A virtual counter a tenant says how much service it has had; the lowest is served next, within it the oldest.
+    """A virtual counter a tenant says how much service it has had; the lowest is served next, the oldest request first.
 
     A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: who has
     slept has no claim on the past. counters: tenant → weighted tokens, prompts charged once, when let in.
@@ -41,6 +41,8 @@ class FairShare(Ordering):
 
     def put_back(self, request: Request) -> None:
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
+        if request.num_preemptions == 0:  # let in for a step that it is not part of after all
+            self.counters[request.tenant] -= PROMPT_WEIGHT * request.num_prompt_tokens
 
     def remove(self, request: Request) -> None:
         queue = self._queues[request.tenant]
@@ -55,8 +57,8 @@ class FairShare(Ordering):
             raise IndexError("nobody waits")
         return self._queues[min(self._queues, key=self._standing)][0]
 
-    def _standing(self, tenant: str) -> tuple[float, str]:
-        return self.counters[tenant], tenant
+    def _standing(self, tenant: str) -> tuple[float, float]:
+        return self.counters[tenant], self._queues[tenant][0].arrival_time
 
     def take(self, request: Request) -> None:
         super().take(request)
