@@ -57,6 +57,26 @@ def test_greedy_answers_equal_the_solo_run(bard, batch, strategy, attention, opt
     assert answers(bard, strategy, prompts, params, attention=attention, **options) == solo
 
 
+@pytest.mark.parametrize("strategy, plan_ahead", [("continuous", False), ("chunked", False), ("chunked", True)])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_shared_prefixes_and_short_memory_change_no_answer(bard, strategy, plan_ahead, preemption):
+    head = torch.randint(3, bard.config.vocab_size, (61,), generator=torch.Generator().manual_seed(7)).tolist()
+    prompts = [[*head[: 61 - 3 * i], 40 + i, 50 + i] for i in range(8)]
+    params = [SamplingParams(max_tokens=30 + i, ignore_eos=True) for i in range(8)]
+    solo = answers(bard, "solo", prompts, params)
+    options = {"max_num_batched_tokens": 100, "block_size": 4, "kv_cache_tokens": 160, "preemption": preemption}
+    engine = Engine.from_model(
+        bard, strategy=strategy, max_model_len=512, enable_prefix_caching=True, plan_ahead=plan_ahead, **options
+    )
+    requests = [Request(f"r{i}", p, q) for i, (p, q) in enumerate(zip(prompts, params))]
+    engine.run(requests)
+    assert [r.output_token_ids for r in requests] == solo
+    assert sum(r.num_cached_tokens for r in requests) > 200 and sum(r.num_preemptions for r in requests) > 0
+    assert preemption == "swap" or sum(r.num_lost_tokens for r in requests) > 0
+    engine.scheduler.kv.check()
+    assert engine.scheduler.kv.num_used_blocks == 0
+
+
 @pytest.mark.parametrize("strategy", ["continuous", "chunked"])
 def test_preemption_changes_no_answer(bard, batch, strategy):
     prompts, params, solo = batch

@@ -90,7 +90,10 @@ class BlockKV:
         self._free = list(range(self.num_blocks - 1, -1, -1))
 
     def table(self, request_id: str) -> list[int]:
-        """The block table: pool indices in order of position. The caller must not change it."""
+        """The block table: pool indices in order of position. The caller must not change it.
+
+        It is the same list as long as it only grows.
+        """
         return self._tables.get(request_id, [])
 
     def check(self) -> None:

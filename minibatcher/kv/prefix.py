@@ -125,7 +125,7 @@ class PrefixKV(BlockKV):
             else:
                 self._own(twin)
                 self._disown(table[i])
-                table[i] = twin
+                table = self._tables[request_id] = [*table[:i], twin, *table[i + 1 :]]  # so that readers notice
         self._num_published[request_id] = full
 
     def free(self, request_id: str) -> None:
