@@ -12,6 +12,7 @@ from .prompts import to_requests
 from .request import Request, SamplingParams
 from .scheduling import DEFAULT_STRATEGIES
 from .timeline import Timeline
+from .variants import Variants, make_variants, varied
 from .workload import Workload
 
 
@@ -20,14 +21,16 @@ def run_comparison(
     *,
     model: str | LoadedModel = "bard",
     strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    variants: Variants | None = None,
     params: SamplingParams | None = None,
     progress: bool = False,
     **options,
 ) -> dict[str, Timeline]:
     """Serve the same requests under each strategy; returns name → timeline, in the order given.
 
-    The workload must fit the context (Workload.fit_to_context). params: sampling for all; rows that name an output
-    length are forced to it. options: those of Engine.from_model. A short warm-up precedes each run and is not recorded.
+    The workload must fit the context (Workload.fit_to_context). variants: in place of strategies, label → strategy and
+    what else this run sets (variants.make_variants). params: sampling for all; rows that name an output length are
+    forced to it. options: those of Engine.from_model. A short warm-up precedes each run and is not recorded.
     After an interrupt the strategies that have not begun are left out.
     """
     params = params or SamplingParams()
@@ -36,7 +39,8 @@ def run_comparison(
     if isinstance(model, str):
         device = resolve_device(options.get("device", defaults.device))
         model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
-    engines = {name: assemble_engine(model, strategy=name, **options) for name in dict.fromkeys(strategies)}
+    variants = variants or make_variants(strategies)
+    engines = {name: assemble_engine(model, **(options | own)) for name, own in variants.items()}
     todo = {name: _requests(workload, model, params, seed, e.max_model_len) for name, e in engines.items()}
     for name, engine in engines.items():  # all before the first run: a refusal must not cost what has been served
         for request in todo[name]:
@@ -51,7 +55,7 @@ def run_comparison(
         except KeyboardInterrupt:
             break
         timelines[name] = timeline = engine.run(todo[name], progress=progress)
-        timeline.header["workload"] = workload.facts()
+        timeline.header |= {"workload": workload.facts(), "varied": varied(variants)}
         timeline.header["sampling"] = {
             key: list(value) if isinstance(value, tuple) else value for key, value in asdict(params).items()
         }

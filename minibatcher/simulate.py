@@ -16,6 +16,7 @@ from .runners.roofline import CostModel, RooflineRunner
 from .scheduling import DEFAULT_STRATEGIES, SchedulerConfig, make_scheduler, strategy
 from .tally import Tally
 from .timeline import Timeline
+from .variants import Variants, make_variants, varied
 from .workload import Workload, WorkloadRequest
 
 DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what large servers run with, vLLM's defaults
@@ -77,6 +78,7 @@ def run_simulation(
     cost: CostModel,
     *,
     strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    variants: Variants | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
     progress: bool = False,
@@ -85,8 +87,9 @@ def run_simulation(
 ) -> dict[str, Timeline | Tally]:
     """Serve a workload in virtual time under each strategy; returns name → timeline, as compare.run_comparison does.
 
-    Every row must name its output length. max_model_len: None is the workload's longest prompt + output, so that a slot
-    is no larger than it must be. keep_timeline: False keeps running sums (a Tally) in place of every step, for traffic
+    Every row must name its output length. variants: in place of strategies, label → strategy and what else this run
+    sets (variants.make_variants). max_model_len: None is the workload's longest prompt + output, so that a slot is no
+    larger than it must be. keep_timeline: False keeps running sums (a Tally) in place of every step, for traffic
     too large to hold; requests are then made as they arrive. seed is recorded only: the workload holds all that is
     random. options: those of simulated_engine. After an interrupt the strategies not yet begun are left out.
     """
@@ -99,14 +102,17 @@ def run_simulation(
             f"{cost.model.max_position_embeddings} tokens; scale the workload with fit_to_context"
         )
     timelines = {}
-    for name in dict.fromkeys(strategies):
+    variants = variants or make_variants(strategies)
+    header = {"workload": workload.facts(), "seed": seed, "varied": varied(variants)}
+    for name, own in variants.items():
+        own = options | own
         engine = simulated_engine(
             cost,
-            name,
+            own.pop("strategy"),
             max_model_len=max_model_len,
-            header={"workload": workload.facts(), "seed": seed},
+            header=header,
             recorder=None if keep_timeline else Tally(),
-            **options,
+            **own,
         )
         requests = (to_request(row) for row in workload)
         if keep_timeline:

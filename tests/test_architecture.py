@@ -22,7 +22,19 @@ LAYERS = [
     {"transfer", "attention", "model"},
     {"runners", "provenance", "measure", "memory", "monitor"},
     {"engine", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
-    {"compare", "simulate", "utilisation", "claims", "calibrate", "report", "viz", "labkit", "kernels"},
+    {
+        "compare",
+        "simulate",
+        "capacity",
+        "variants",
+        "utilisation",
+        "claims",
+        "calibrate",
+        "report",
+        "viz",
+        "labkit",
+        "kernels",
+    },
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
