@@ -59,7 +59,7 @@ class TimelineRecorder:
             preempted=[request.request_id for request in plan.preempted],
             kv_used_blocks=kv.num_used_blocks,
             kv_free_blocks=kv.num_free_blocks,
-            kv_tokens=sum(row.context for row in rows),
+            kv_tokens=sum(row.context for row in rows) - kv.num_shared_blocks * kv.block_size,
             kv_cached_blocks=kv.num_cached_blocks,
         )
 

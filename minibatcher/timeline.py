@@ -47,7 +47,7 @@ class StepRecord:
     num_computed_tokens: all tokens that the device worked on; num_padding_tokens: those of them that were padding (also
     in rows of finished requests). num_waiting: queue depth after admission. wait: why the head of the queue was not let
     in: request_id, reason, need, have. kv_*: blocks of the pool (used + free + cached: those that hold prefixes and
-    belong to nobody), tokens really in the used ones.
+    belong to nobody), tokens really in the used ones, each counted once however many requests share it.
     """
 
     index: int
@@ -69,6 +69,11 @@ class StepRecord:
     @property
     def end(self) -> float:
         return self.start + self.duration
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the whole pool."""
+        return self.kv_used_blocks + self.kv_free_blocks + self.kv_cached_blocks
 
     @property
     def num_useful_tokens(self) -> int:

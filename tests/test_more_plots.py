@@ -19,6 +19,7 @@ from minibatcher import viz
 from minibatcher.errors import InvalidParameter
 from minibatcher.labkit import show
 from minibatcher.metrics import itl, summarize, ttft
+from minibatcher.request import Request, SamplingParams
 from minibatcher.timeline import RowState, Timeline
 from minibatcher.utilisation import utilisation
 from minibatcher.viz.check import check_figure, in_palette
@@ -300,7 +301,7 @@ def test_gantt_shows_some_of_many_and_those_who_never_ran():
 
 
 def test_occupancy_by_hand():
-    times, filled, reserved, pool = occupancy(by_hand())
+    times, filled, reserved, _, pool = occupancy(by_hand())
     assert pool == 40
     assert times == pytest.approx([0, 0.1, 0.5, 0.6, 1.0, 1.5])
     assert list(filled) == [0, 7, 8, 11, 5, 0] and list(reserved) == [0, 12, 12, 16, 8, 0]
@@ -313,9 +314,31 @@ def test_occupancy_by_hand():
 def test_an_idle_pool_is_empty():
     todo = fake_requests(2, seed=1, longest=5)
     todo[1].arrival_time = 10.0  # long after the first one is done
-    times, filled, reserved, _ = occupancy(fake_run("continuous", todo))
+    times, filled, reserved, cached, _ = occupancy(fake_run("continuous", todo))
     waiting = np.searchsorted(times, 5.0) - 1
     assert filled[waiting] == reserved[waiting] == 0 and times[waiting + 1] == pytest.approx(10.0)
+    assert not cached.any()
+
+
+def test_kept_prefixes_are_shown_and_shared_tokens_are_counted_once():
+    head, other = list(range(16)), list(range(50, 53))
+    todo = [
+        Request(f"r{i}", [*head, 100 + i], SamplingParams(max_tokens=4), arrival_time=0.04 * (i > 0)) for i in range(3)
+    ]
+    todo.append(Request("other", other, SamplingParams(max_tokens=60)))
+    engine = fake_engine("chunked", block_size=8, num_blocks=16, enable_prefix_caching=True)
+    timeline = engine.run(todo)
+    _, filled, reserved, cached, pool = occupancy(timeline)
+    assert pool == 128 and all(filled <= reserved) and all(reserved + cached <= pool)
+    three = next(step for step in timeline.steps if len(step.rows) == 3)  # two blocks shared, one each
+    context = next(row.context for row in three.rows if row.request_id == "other")
+    assert three.kv_tokens == 16 + 1 + 1 + context and three.kv_cached_blocks == 0
+    assert three.kv_used_blocks == 4 + -(-context // 8)
+    assert cached[-1] == 16  # the head outlives its owners
+    figure = viz.plot_kv_occupancy(timeline)
+    assert "kept for its prefixes" in figure.alt and "prefixes kept, nobody's" in words(figure)
+    with pytest.raises(InvalidParameter, match="prefix caching"):
+        viz.plot_memory_map(timeline)
 
 
 def watched_run(name: str, n: int, **options):

@@ -41,6 +41,11 @@ class BlockKV:
         return 0
 
     @property
+    def num_shared_blocks(self) -> int:
+        """Blocks more that would be in use if every request had its own: one for each owner but the first."""
+        return 0
+
+    @property
     def num_used_blocks(self) -> int:
         return self.num_blocks - self.num_free_blocks - self.num_cached_blocks
 

@@ -36,10 +36,15 @@ class PrefixKV(BlockKV):
         self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}  # the other way round
         self._cached: OrderedDict[int, None] = OrderedDict()  # published blocks without an owner, longest unused first
         self._num_published: dict[str, int] = {}  # how many blocks of a request's table are
+        self._num_shared = 0
 
     @property
     def num_cached_blocks(self) -> int:
         return len(self._cached)
+
+    @property
+    def num_shared_blocks(self) -> int:
+        return self._num_shared
 
     def lookup(self, tokens: TokenSlice, num_tokens: int) -> list[int]:
         """Published blocks that hold the head of these tokens; never the last token, which must give the next one."""
@@ -98,15 +103,17 @@ class PrefixKV(BlockKV):
 
     def _own(self, block: int) -> None:
         self._cached.pop(block, None)
+        self._num_shared += self._owners[block] > 0
         self._owners[block] += 1
 
     def _disown(self, block: int) -> None:
         self._owners[block] -= 1
-        if self._owners[block] == 0:
-            if block in self._keys:
-                self._cached[block] = None
-            else:
-                self._free.append(block)
+        if self._owners[block]:
+            self._num_shared -= 1
+        elif block in self._keys:
+            self._cached[block] = None
+        else:
+            self._free.append(block)
 
     def publish(self, request_id: str, tokens: TokenSlice, num_computed_tokens: int) -> None:
         """The first `num_computed_tokens` tokens of this request are computed: its full blocks may be shared.
@@ -139,8 +146,11 @@ class PrefixKV(BlockKV):
 
     def check(self) -> None:
         owners = self._shares(list(self._tables))
-        if any(owners[block] != n for block, n in enumerate(self._owners)):
-            raise RuntimeError(f"KV blocks have {dict(owners)} owners, and {self._owners} are counted")
+        extra = sum(n - 1 for n in self._owners if n)
+        if extra != self._num_shared or any(owners[block] != n for block, n in enumerate(self._owners)):
+            raise RuntimeError(
+                f"KV blocks have {dict(owners)} owners, and {self._owners} are counted, {self._num_shared} times shared"
+            )
         held = sorted([*owners, *self._free, *self._cached])
         if held != list(range(self.num_blocks)):
             raise RuntimeError(

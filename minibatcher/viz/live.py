@@ -153,7 +153,7 @@ def recent(timeline: Timeline, now: float, window_s: float = WINDOW_S) -> dict[s
     live = [r.token_times for r in timeline.requests.values() if r.finish_time is None or r.finish_time > since]
     tokens = sum(len(times) - bisect_right(times, since) for times in live)
     last = timeline.steps[-1] if timeline.steps else None
-    blocks = last.kv_used_blocks + last.kv_free_blocks if last else 0
+    blocks = last.num_blocks if last else 0
     samples = timeline.device_samples if window_s == math.inf else timeline.device_samples[-1:]
     busy_gpu, memory, power = ([v for v in values if v is not None] for values in list(zip(*samples))[1:] or [[]] * 3)
     return {

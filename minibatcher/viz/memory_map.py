@@ -93,6 +93,11 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
 
 def pieces_at(timeline: Timeline, position: int) -> list[Piece]:
     """Who owns what while `steps[position]` runs. Raises InvalidParameter."""
+    if timeline.header.get("enable_prefix_caching"):
+        raise InvalidParameter(
+            "a memory map can't be drawn of a run with prefix caching: its record does not say who shares which block; "
+            "plot_kv_occupancy shows how much is used and kept"
+        )
     size, step = block_size(timeline), timeline.steps[position]
     if timeline.header.get("kv_layout") == "slots":
         tables = {row.request_id: [row.slot] for row in step.rows}
@@ -128,7 +133,7 @@ def tables_at(timeline: Timeline, position: int) -> dict[str, list[int]]:
 
 def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str, list[int]] | None:
     first = timeline.steps[0]
-    kv = BlockKV(first.kv_used_blocks + first.kv_free_blocks, block_size(timeline))
+    kv = BlockKV(first.num_blocks, block_size(timeline))
     holding: list[str] = []
     for step in timeline.steps[: position + 1]:
         staying = {row.request_id for row in step.rows}
@@ -154,7 +159,7 @@ def _position(timeline: Timeline, time: float) -> int:
 
 def _pool(timeline: Timeline) -> int:
     first = timeline.steps[0]
-    return block_size(timeline) * (first.kv_used_blocks + first.kv_free_blocks)
+    return block_size(timeline) * first.num_blocks
 
 
 def _row_tokens(runs: Mapping[str, Timeline], pool: int) -> int:

@@ -108,7 +108,7 @@ def _trace(timeline: Timeline, first: int, size: int) -> tuple[dict[str, Any], A
         "num_steps": len(timeline.steps),
         "bin": size,
         "interrupted": bool(timeline.header.get("interrupted")),
-        "kv_blocks": max((s.kv_used_blocks + s.kv_free_blocks for s in steps), default=0),
+        "kv_blocks": max((s.num_blocks for s in steps), default=0),
         "fields": REQUEST_FIELDS,
         "requests": [_story(known[r.request_id], r, reasons.get(r.request_id, "")) for r in changed]
         + [_nameless(i, name) for name, i in known.items() if name not in timeline.requests],
