@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from .errors import InvalidParameter
 from .numeric import is_number
+from .request import PRIORITY_CLASSES
 from .timeline import DeviceSample, RequestRecord, RowState, Timeline
 
 COMPLETED = ("stop", "length")  # finish reasons of requests that were served to their end
@@ -37,14 +39,34 @@ DEFINITIONS: dict[str, str] = {
     "padding_prompt_share": "padding in rows of live requests (prompts filled up to the longest) / all tokens computed",
     "padding_finished_share": "padding in rows of requests that have ended / all tokens computed",
     "kv_occupancy": (
-        "tokens_of_reserved: tokens held / room for tokens in the blocks in use; "
-        "blocks_of_pool: blocks in use / all blocks, mean over steps; blocks_peak: the highest"
+        "tokens_of_reserved: tokens held / room for tokens in the blocks in use, shared ones counted once; "
+        "blocks_of_pool: blocks in use / all blocks, mean over steps; blocks_peak: the highest; cached_of_pool: blocks "
+        "that nobody owns but that hold prefixes / all blocks, mean over steps. In use + cached + free = all"
     ),
     "queue_depth": "requests waiting after admission: mean over steps, and highest",
     "busy_share": "time inside steps / makespan",
     "tokens_per_step": "tokens computed per step, padding included",
-    "num_preemptions": "times that a request lost its slot and its KV and had to start again",
-    "goodput_per_s": "requests served to their end within every objective stated, per second of makespan",
+    "num_preemptions": "times that a running request lost its slot, and its KV was dropped or swapped to host memory",
+    "lost_share": (
+        "tokens computed again / all tokens computed: what a preemption dropped and the prefix cache did not hold any "
+        "more"
+    ),
+    "prefix_hit_rate": (
+        "prompt tokens found in the prefix cache when a request was first let in / prompt tokens of all requests let in"
+    ),
+    "prefix_bound": (
+        "the same share for a cache without end: whole blocks that an earlier request began with, as if they had been "
+        "there at once; never a prompt's last token"
+    ),
+    "refusals": "requests turned away when they arrived, by reason",
+    "classes": (
+        "where requests have several priorities, for each class: requests, TTFT, TPOT, share of all output tokens"
+    ),
+    "tenants": "the same for each tenant, where there are several",
+    "goodput_per_s": (
+        "requests served to their end within every objective stated (for their class, or for all), per second of "
+        "makespan"
+    ),
     "cost_per_million_output_tokens": "price per hour x makespan in hours / generated tokens x 1,000,000",
     "cost_per_request": "price per hour x makespan in hours / requests served to their end",
     "gpu_busy_share": (
@@ -85,6 +107,9 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
     prompt_tokens = sum(r.num_prompt_tokens for r in requests if r.token_times and inside(r.token_times[0]))
     num_served = sum(r.finish_reason in COMPLETED and inside(r.finish_time) for r in requests)
     admitted = sum(len(step.admitted) for step in timeline.steps)
+    lost, cached = sum(r.num_lost_tokens for r in requests), sum(r.num_cached_tokens for r in requests)
+    let_in = sum(r.num_prompt_tokens for r in requests if r.first_scheduled_time is not None)
+    steps = _step_metrics(timeline)
     reasons = Counter(r.finish_reason or "unfinished" for r in requests)
     return {
         "clock": timeline.clock,
@@ -102,7 +127,14 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
         "itl_ms": spread(gap for r in requests for gap in itl(r)),
         "tpot_ms": spread(tpot(r) for r in requests),
         "e2el_ms": spread(e2el(r) for r in requests),
-        **_step_metrics(timeline),
+        **steps,
+        "num_lost_tokens": lost,
+        "lost_share": ratio(lost, steps["num_computed_tokens"]) if "slice" not in timeline.header else None,
+        "num_cached_tokens": cached,
+        "prefix_hit_rate": ratio(cached, let_in),
+        "refusals": dict(Counter(refusal(r.error) for r in requests if r.finish_reason == "refused")),
+        "classes": _by_class(requests),
+        "tenants": _by_tenant(requests),
         **_device_metrics(timeline, output_tokens),
     }
 
@@ -134,6 +166,17 @@ def e2el(request: RequestRecord) -> float | None:
     return request.finish_time - request.arrival_time if request.finish_reason in COMPLETED else None
 
 
+def refusal(error: str | None) -> str:
+    """The reason in a refusal's sentence, without its names and numbers."""
+    return re.sub(r""" (['"]).*?\1""", "", (error or "no reason told").split(": need ")[0])
+
+
+def class_name(priority: int) -> str:
+    """What the class of this priority is called in tables and on the command line."""
+    known = 0 <= priority < len(PRIORITY_CLASSES)
+    return PRIORITY_CLASSES[priority] if known else f"priority {priority}"
+
+
 def goodput(
     timeline: Timeline,
     *,
@@ -141,38 +184,96 @@ def goodput(
     tpot_ms: float | None = None,
     itl_p99_ms: float | None = None,
     e2el_ms: float | None = None,
+    classes: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
     """Requests per second that were served to their end within every objective given (milliseconds, at most).
 
     itl_p99_ms bounds the 99th percentile of the request's own gaps. A request of one token has neither gaps nor a TPOT
-    and meets those objectives. Returns the objective, `num_good`, `num_requests`, `good_share` and `goodput_per_s`.
-    Raises InvalidParameter.
+    and meets those objectives. classes: objectives of single classes, as {"paid": {"ttft_ms": 200}} (class_name); each
+    replaces the objective of that name for all, and a class without any is good when served to its end.
+    Returns the objective, `num_good`, `num_requests`, `good_share`, `goodput_per_s`, and under `classes` the same for
+    each class. Raises InvalidParameter.
     """
-    objective = {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "itl_p99_ms": itl_p99_ms, "e2el_ms": e2el_ms}
-    objective = {name: limit for name, limit in objective.items() if limit is not None}
-    if not objective:
+    for_all = _limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "itl_p99_ms": itl_p99_ms, "e2el_ms": e2el_ms})
+    own = {name: _limits(limits) for name, limits in (classes or {}).items()}
+    if not for_all and not any(own.values()):
         raise InvalidParameter("goodput needs at least one objective: ttft_ms, tpot_ms, itl_p99_ms or e2el_ms")
-    for name, limit in objective.items():
-        _require_positive(name, limit)
     _require_whole(timeline, "goodput")
-    values = {
-        "ttft_ms": ttft,
-        "tpot_ms": tpot,
-        "itl_p99_ms": lambda r: float(np.percentile(itl(r), 99)) if len(r.token_times) > 1 else None,
-        "e2el_ms": e2el,
+    groups = _grouped(timeline.requests.values(), lambda r: r.priority)
+    requests = {class_name(priority): groups[priority] for priority in sorted(groups)}
+    limits = {name: for_all | own.get(name, {}) for name in (*requests, *own)}
+    counts = {
+        name: (sum(_is_good(r, limits[name]) for r in requests.get(name, ())), len(requests.get(name, ())))
+        for name in limits
     }
-    good = sum(
-        r.finish_reason in COMPLETED
-        and all((values[name](r) or 0.0) * 1e3 <= limit for name, limit in objective.items())
-        for r in timeline.requests.values()
-    )
+
+    def figures(objective: dict[str, float], good: int, n: int) -> dict[str, Any]:
+        return {
+            "objective": objective,
+            "num_good": good,
+            "num_requests": n,
+            "good_share": ratio(good, n),
+            "goodput_per_s": ratio(good, timeline.duration),
+        }
+
+    total = [sum(column) for column in zip(*counts.values())] or [0, 0]
+    return figures(for_all, *total) | {"classes": {name: figures(limits[name], *counts[name]) for name in limits}}
+
+
+OBJECTIVES: dict[str, Callable[[RequestRecord], float | None]] = {
+    "ttft_ms": ttft,
+    "tpot_ms": tpot,
+    "itl_p99_ms": lambda r: float(np.percentile(itl(r), 99)) if len(r.token_times) > 1 else None,
+    "e2el_ms": e2el,
+}
+
+
+def _limits(objective: Mapping[str, float | None]) -> dict[str, float]:
+    """The objectives that are given. Raises InvalidParameter."""
+    for name, limit in objective.items():
+        if name not in OBJECTIVES:
+            raise InvalidParameter(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
+        if limit is not None:
+            _require_positive(name, limit)
+    return {name: limit for name, limit in objective.items() if limit is not None}
+
+
+def _is_good(request: RequestRecord, limits: dict[str, float]) -> bool:
+    within = all((OBJECTIVES[name](request) or 0.0) * 1e3 <= limit for name, limit in limits.items())
+    return within and request.finish_reason in COMPLETED
+
+
+def _grouped(requests: Iterable[RequestRecord], key: Callable[[RequestRecord], Hashable]) -> dict[Any, list]:
+    groups: dict[Any, list[RequestRecord]] = {}
+    for request in requests:
+        groups.setdefault(key(request), []).append(request)
+    return groups
+
+
+def group_figures(groups: Mapping[str, tuple[int, Iterable, Iterable, int]]) -> dict[str, dict[str, Any]]:
+    """Of several groups of requests (count, TTFTs, TPOTs in seconds, output tokens): what a table says of each."""
+    if len(groups) < 2:
+        return {}
+    total = sum(tokens for *_, tokens in groups.values())
     return {
-        "objective": objective,
-        "num_good": good,
-        "num_requests": len(timeline.requests),
-        "good_share": ratio(good, len(timeline.requests)),
-        "goodput_per_s": ratio(good, timeline.duration),
+        name: {"n": n, "ttft_ms": spread(first), "tpot_ms": spread(per_token), "output_share": ratio(tokens, total)}
+        for name, (n, first, per_token, tokens) in groups.items()
     }
+
+
+def _by_class(requests: list[RequestRecord]) -> dict[str, dict[str, Any]]:
+    groups = _grouped(requests, lambda r: r.priority)
+    return group_figures({class_name(priority): _figures_of(groups[priority]) for priority in sorted(groups)})
+
+
+def _by_tenant(requests: list[RequestRecord]) -> dict[str, dict[str, Any]]:
+    groups = _grouped(requests, lambda r: r.tenant)
+    return group_figures({tenant: _figures_of(groups[tenant]) for tenant in sorted(groups)})
+
+
+def _figures_of(requests: list[RequestRecord]) -> tuple[int, list, list, int]:
+    tokens = sum(len(r.token_times) for r in requests)
+    return len(requests), [ttft(r) for r in requests], [tpot(r) for r in requests], tokens
 
 
 def cost(timeline: Timeline, price_per_hour: float) -> dict[str, float | None]:
@@ -210,7 +311,8 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
     places = len(steps) * slots
     shares = {state.value: ratio(states[state], places) for state in RowState}
     used = np.array([step.kv_used_blocks for step in steps])
-    blocks = np.array([step.kv_used_blocks + step.kv_free_blocks for step in steps])
+    cached = np.array([step.kv_cached_blocks for step in steps])
+    blocks = np.array([step.num_blocks for step in steps])
     tokens_held = sum(step.kv_tokens for step in steps)
     room = int(used.sum()) * timeline.header.get("block_size", 0)
     pool_shares = used / np.maximum(blocks, 1)
@@ -233,6 +335,7 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
             "tokens_of_reserved": ratio(tokens_held, room),
             "blocks_of_pool": float(pool_shares.mean()) if steps else None,
             "blocks_peak": float(pool_shares.max()) if steps else None,
+            "cached_of_pool": float((cached / np.maximum(blocks, 1)).mean()) if steps else None,
         },
         "queue_depth": {
             "mean": float(waiting.mean()) if steps else None,

@@ -10,6 +10,7 @@ from .errors import InvalidParameter
 from .numeric import is_number
 
 LARGEST = 2**31 - 1
+PRIORITY_CLASSES = ("paid", "interactive", "batch", "background")  # names of the priorities 0 to 3; 0 is served first
 
 
 class FinishReason(str, Enum):

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from .metrics import COMPLETED, PERCENTILES, ratio, spread
-from .request import Request
+from .metrics import COMPLETED, PERCENTILES, class_name, group_figures, ratio, refusal, spread
+from .request import FinishReason, Request
 from .runners.base import StepResult
 from .scheduling.base import Scheduler, StepPlan
 from .timeline import RowState
 
 GAP_LOW, GAP_RATIO, GAP_BINS = 1e-6, 1.005, 5_500  # from 1 µs to about nine days, half a per cent a bin
+
+
+@dataclass(slots=True)
+class _Group:
+    """What is kept of a class of requests, or of a tenant."""
+
+    n: int = 0
+    ttft: array = field(default_factory=lambda: array("d"))
+    tpot: array = field(default_factory=lambda: array("d"))
+    output: int = 0
+
+    def figures(self) -> tuple[int, array, array, int]:
+        return self.n, self.ttft, self.tpot, self.output
 
 
 class Tally:
@@ -35,9 +49,12 @@ class Tally:
         self._ended: list[list[float]] = []  # token times of requests whose gaps are not counted yet
         self._gaps, self._gap_sum = np.zeros(GAP_BINS, dtype=np.int64), 0.0
         self._reasons: Counter[str] = Counter()
+        self._refusals: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._states: Counter[RowState] = Counter()
-        self._peaks = {"waiting": 0, "blocks": 0}
+        self._classes: defaultdict[int, _Group] = defaultdict(_Group)
+        self._tenants: defaultdict[str, _Group] = defaultdict(_Group)
+        self._peaks = {"waiting": 0, "kv_share": 0.0}
         self._first, self._last = float("inf"), 0.0
 
     @property
@@ -56,13 +73,18 @@ class Tally:
     def opened(self, request: Request) -> None:
         self._first = min(self._first, request.arrival_time)
         self._sums["requests"] += 1
+        self._classes[request.priority].n += 1
+        self._tenants[request.tenant].n += 1
 
     def launched(self, plan: StepPlan, scheduler: Scheduler, start: float) -> None:
+        kv = scheduler.kv  # as it is now: what the step computes may be shared before it is recorded
         self._launched = plan, scheduler, start
+        self._kv = kv.num_used_blocks, kv.num_cached_blocks, kv.num_shared_blocks * kv.block_size, kv.num_blocks
 
     def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
         plan, scheduler, start = self._launched
-        sums, kv, running = self._sums, scheduler.kv, scheduler.running
+        used, cached, shared_tokens, pool = self._kv
+        sums, running = self._sums, scheduler.running
         counts = list(plan.num_tokens.values())
         idle_rows = counts.count(0)
         working = len(counts) - idle_rows
@@ -84,17 +106,24 @@ class Tally:
         sums["admitted"] += len(plan.admitted)
         sums["preempted"] += len(plan.preempted)
         sums["waiting"] += len(scheduler.waiting)
-        sums["kv_blocks"] += kv.num_used_blocks
-        sums["kv_tokens"] += sum([request.num_computed_tokens for request in running])
+        sums["kv_blocks"] += used
+        sums["kv_share"] += used / pool
+        sums["kv_cached_share"] += cached / pool
+        sums["kv_tokens"] += sum([request.num_computed_tokens for request in running]) - shared_tokens
         self._peaks["waiting"] = max(self._peaks["waiting"], len(scheduler.waiting))
-        self._peaks["blocks"] = max(self._peaks["blocks"], kv.num_used_blocks)
+        self._peaks["kv_share"] = max(self._peaks["kv_share"], used / pool)
         self._last = end
 
     def closed(self, request: Request) -> None:
         times, sums, latencies = request.token_times, self._sums, self._latencies
         self._reasons[request.finish_reason.value] += 1
         self._last = max(self._last, request.finish_time)
+        if request.finish_reason is FinishReason.REFUSED:
+            self._refusals[refusal(request.error)] += 1
+        sums["lost"] += request.num_lost_tokens
+        sums["cached"] += request.num_cached_tokens
         if request.first_scheduled_time is not None:
+            sums["let_in"] += request.num_prompt_tokens
             latencies["queue"].append(request.first_scheduled_time - request.arrival_time)
         if request.finish_reason in COMPLETED:
             latencies["e2el"].append(request.finish_time - request.arrival_time)
@@ -102,12 +131,20 @@ class Tally:
             return
         sums["output"] += len(times)
         sums["prompt"] += request.num_prompt_tokens
-        latencies["ttft"].append(times[0] - request.arrival_time)
+        groups = self._classes[request.priority], self._tenants[request.tenant]
+        first, per_token = times[0] - request.arrival_time, None
+        latencies["ttft"].append(first)
         if len(times) > 1:
-            latencies["tpot"].append((times[-1] - times[0]) / (len(times) - 1))
+            per_token = (times[-1] - times[0]) / (len(times) - 1)
+            latencies["tpot"].append(per_token)
             self._ended.append(times)
             if len(self._ended) == 1_000:
                 self._count_gaps()
+        for group in groups:
+            group.output += len(times)
+            group.ttft.append(first)
+            if per_token is not None:
+                group.tpot.append(per_token)
 
     def _count_gaps(self) -> None:
         lengths = [len(times) for times in self._ended]
@@ -125,7 +162,6 @@ class Tally:
         sums, header = self._sums, self.header
         steps, span = sums["steps"], self._last - min(self._first, self._last)
         places = steps * header["max_num_seqs"]
-        pool = steps * header["num_blocks"]
         served = sum(self._reasons[reason] for reason in COMPLETED)
         reasons = dict.fromkeys(("stop", "length", "abort"), 0) | dict(self._reasons)
         return {
@@ -145,6 +181,13 @@ class Tally:
             "tpot_ms": spread(self._latencies["tpot"]),
             "e2el_ms": spread(self._latencies["e2el"]),
             "num_steps": steps,
+            "num_lost_tokens": sums["lost"],
+            "lost_share": ratio(sums["lost"], sums["computed"]),
+            "num_cached_tokens": sums["cached"],
+            "prefix_hit_rate": ratio(sums["cached"], sums["let_in"]),
+            "refusals": dict(self._refusals),
+            "classes": group_figures({class_name(p): self._classes[p].figures() for p in sorted(self._classes)}),
+            "tenants": group_figures({t: self._tenants[t].figures() for t in sorted(self._tenants)}),
             "num_preemptions": sums["preempted"],
             "slot_occupancy": ratio(sums["working"], places),
             "slot_occupancy_time": ratio(sums["working_time"], sums["busy"] * header["max_num_seqs"]),
@@ -160,8 +203,9 @@ class Tally:
             "tokens_per_step": ratio(sums["computed"], steps),
             "kv_occupancy": {
                 "tokens_of_reserved": ratio(sums["kv_tokens"], sums["kv_blocks"] * header["block_size"]),
-                "blocks_of_pool": ratio(sums["kv_blocks"], pool),
-                "blocks_peak": ratio(self._peaks["blocks"], header["num_blocks"]) if steps else None,
+                "blocks_of_pool": ratio(sums["kv_share"], steps),
+                "blocks_peak": self._peaks["kv_share"] if steps else None,
+                "cached_of_pool": ratio(sums["kv_cached_share"], steps),
             },
             "queue_depth": {
                 "mean": ratio(sums["waiting"], steps),

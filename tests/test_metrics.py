@@ -19,7 +19,10 @@ PREFILL, DECODE, STALLED, FINISHED = RowState
 
 
 def by_hand() -> Timeline:
-    """Three slots; a and b run padded, c joins later and is aborted, d is let in but never computes."""
+    """Three slots; a and b run padded, c joins later and is aborted, d is let in but never computes.
+
+    a found 3 tokens of its prompt in the cache and lost 2, c lost 1. Blocks are cached in the last step only.
+    """
     steps = [
         StepRecord(0, 1.1, 0.4, [RowRecord(0, "a", PREFILL, 5, 5), RowRecord(1, "b", PREFILL, 2, 2)],
                    5, 10, 1, None, ["a", "b"], ["b"], [], 3, 7, 7),
@@ -28,14 +31,16 @@ def by_hand() -> Timeline:
         StepRecord(2, 1.6, 0.3, [RowRecord(0, "a", DECODE, 1, 7), RowRecord(2, "c", PREFILL, 4, 4)],
                    None, 5, 0, None, ["c"], ["a"], [], 4, 6, 11),
         StepRecord(3, 2.0, 0.5, [RowRecord(2, "c", DECODE, 1, 5), RowRecord(1, "d", STALLED, 0, 0)],
-                   None, 1, 2, None, ["d"], [], ["e"], 2, 8, 5),
+                   None, 1, 2, None, ["d"], [], ["e"], 2, 5, 5, 3),
     ]  # fmt: skip
     records = [
-        RequestRecord("a", 1.0, 5, 3, 1.1, [1.5, 1.6, 1.9], 1.9, "stop", output_token_ids=[7, 8, 9]),
-        RequestRecord("b", 1.05, 2, 1, 1.1, [1.5], 1.5, "length", output_token_ids=[4]),
-        RequestRecord("c", 1.3, 4, 2, 1.6, [1.9, 2.5], 2.75, "abort", output_token_ids=[1, 2]),
-        RequestRecord("d", 1.95, 9),
-    ]
+        RequestRecord("a", 1.0, 5, 3, 1.1, [1.5, 1.6, 1.9], 1.9, "stop", output_token_ids=[7, 8, 9], tenant="x",
+                      num_cached_tokens=3, num_lost_tokens=2),
+        RequestRecord("b", 1.05, 2, 1, 1.1, [1.5], 1.5, "length", output_token_ids=[4], priority=1, tenant="x"),
+        RequestRecord("c", 1.3, 4, 2, 1.6, [1.9, 2.5], 2.75, "abort", output_token_ids=[1, 2], priority=1,
+                      num_lost_tokens=1),
+        RequestRecord("d", 1.95, 9, priority=5),
+    ]  # fmt: skip
     header = {"strategy": "by hand", "max_num_seqs": 3, "block_size": 4, "num_blocks": 10}
     return Timeline("measured", header, steps, {r.request_id: r for r in records})
 
@@ -51,6 +56,10 @@ EXPECTED = {
     "admissions_per_s": 4 / 1.75,
     "num_steps": 4,
     "num_preemptions": 1,
+    "num_lost_tokens": 3,
+    "lost_share": 3 / 18,
+    "num_cached_tokens": 3,
+    "prefix_hit_rate": 3 / 11,  # d was never let in
     "slot_occupancy": 6 / 12,
     "slot_occupancy_time": (2 * 0.4 + 1 * 0.1 + 2 * 0.3 + 1 * 0.5) / (1.3 * 3),
     "batch_fill": 8 / 12,
@@ -71,7 +80,7 @@ EXPECTED_GROUPS = {
     "tpot_ms": {"mean": 400, "p50": 400, "p90": 560, "p99": 596, "n": 2},  # 200, 600
     "e2el_ms": {"mean": 675, "p50": 675, "p90": 855, "p99": 895.5, "n": 2},  # 450, 900; c was aborted
     "slot_shares": {"prefill": 3 / 12, "decode": 3 / 12, "stalled": 1 / 12, "finished": 1 / 12, "idle": 4 / 12},
-    "kv_occupancy": {"tokens_of_reserved": 31 / 48, "blocks_of_pool": 0.3, "blocks_peak": 0.4},
+    "kv_occupancy": {"tokens_of_reserved": 31 / 48, "blocks_of_pool": 0.3, "blocks_peak": 0.4, "cached_of_pool": 0.075},
     "queue_depth": {"mean": 1.0, "max": 2},
 }
 
@@ -88,9 +97,72 @@ def test_group_by_hand(name):
 
 def test_every_number_is_checked_and_defined():
     summary = summarize(by_hand())
-    assert set(summary) == set(EXPECTED) | set(EXPECTED_GROUPS) | {"clock"}
+    assert set(summary) == set(EXPECTED) | set(EXPECTED_GROUPS) | {"clock", "refusals", "classes", "tenants"}
     counts = {name for name in summary if name.startswith("num_") and name != "num_preemptions"}
     assert set(summary) - counts - {"clock"} <= set(DEFINITIONS)
+
+
+def test_classes_and_tenants_by_hand():
+    summary = summarize(by_hand())
+    classes, tenants = summary["classes"], summary["tenants"]
+    assert list(classes) == ["paid", "interactive", "priority 5"] and list(tenants) == ["default", "x"]
+    assert classes["interactive"] == {
+        "n": 2,
+        "ttft_ms": pytest.approx({"mean": 525, "p50": 525, "p90": 585, "p99": 598.5, "n": 2}),  # 450, 600
+        "tpot_ms": pytest.approx({"mean": 600, "p50": 600, "p90": 600, "p99": 600, "n": 1}),
+        "output_share": 0.5,
+    }
+    assert classes["paid"]["tpot_ms"]["p50"] == pytest.approx(200) and classes["paid"]["output_share"] == 0.5
+    assert classes["priority 5"]["n"] == 1 and classes["priority 5"]["ttft_ms"]["n"] == 0
+    assert [tenants[name]["n"] for name in tenants] == [2, 2] and tenants["x"]["output_share"] == pytest.approx(4 / 6)
+    alone = by_hand()
+    alone.requests = {"a": alone.requests["a"]}
+    assert summarize(alone)["classes"] == {} == summarize(alone)["tenants"]
+
+
+def test_refusals_are_counted_by_reason():
+    timeline = by_hand()
+    assert summarize(timeline)["refusals"] == {}
+    for name, error in {
+        "e": "the queue has no room for request 'e': need 1 requests, have 0; try again later",
+        "f": 'the queue has no room for request "f\'s": need 1 requests, have 0; try again in about 2 s',
+        "g": "tenant 'x' has asked for as much as it may for now: need 9 tokens, have 3; try again in 1 s",
+    }.items():
+        timeline.requests[name] = RequestRecord(name, 1.2, 5, finish_time=1.2, finish_reason="refused", error=error)
+    summary = summarize(timeline)
+    assert summary["refusals"] == {
+        "the queue has no room for request": 2,
+        "tenant has asked for as much as it may for now": 1,
+    }
+    assert summary["num_finished"]["refused"] == 3 and summary["ttft_ms"] == summarize(by_hand())["ttft_ms"]
+    assert summary["prefix_hit_rate"] == 3 / 11  # who was never let in had no prompt to look up
+
+
+def test_goodput_of_classes():
+    timeline = by_hand()
+    found = goodput(timeline, ttft_ms=460, classes={"paid": {"ttft_ms": 501, "tpot_ms": 201}})
+    assert found["num_good"] == 2 and found["num_requests"] == 4 and found["objective"] == {"ttft_ms": 460}
+    paid, interactive = found["classes"]["paid"], found["classes"]["interactive"]
+    assert paid == {
+        "objective": {"ttft_ms": 501, "tpot_ms": 201},
+        "num_good": 1,
+        "num_requests": 1,
+        "good_share": 1.0,
+        "goodput_per_s": pytest.approx(1 / 1.75),
+    }
+    assert interactive["objective"] == {"ttft_ms": 460}
+    assert (interactive["num_good"], interactive["num_requests"]) == (1, 2)
+    assert found["classes"]["priority 5"]["good_share"] == 0
+    # b, of a class without an objective, is good by having ended; a is too slow for its own.
+    found = goodput(timeline, classes={"paid": {"tpot_ms": 199}, "batch": {"ttft_ms": 1}})
+    assert found["num_good"] == 1 and found["classes"]["paid"]["num_good"] == 0
+    assert found["classes"]["batch"]["num_requests"] == 0 and found["classes"]["batch"]["good_share"] is None
+    with pytest.raises(InvalidParameter, match="at least one objective"):
+        goodput(timeline, classes={"paid": {}})
+    with pytest.raises(InvalidParameter, match="unknown objective 'ttft'; known: ttft_ms"):
+        goodput(timeline, classes={"paid": {"ttft": 4}})
+    with pytest.raises(InvalidParameter, match="tpot_ms must be a number above 0"):
+        goodput(timeline, classes={"paid": {"tpot_ms": 0}})
 
 
 def test_slice_counts_only_what_happened_in_it():
