@@ -93,6 +93,9 @@ class Scheduler(ABC):
 
         Afterwards `num_computed_tokens` says how much is there already: swapped in, or found in the prefix cache.
         """
+        if request in plan.preempted:
+            plan.wait = Wait(request.request_id, WaitReason.PREEMPTED)
+            return False
         plan.wait = self._obstacle(request, num_tokens)
         if plan.wait and not self._make_way(request, num_tokens, plan):
             return False

@@ -64,7 +64,7 @@ class ChunkedScheduler(Scheduler):
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET)
                 break
             # KV for the whole prompt, though only a piece is computed now: half-admitted prompts evict each other.
-            if head in plan.preempted or not self._admit(head, head.num_tokens, plan):
+            if not self._admit(head, head.num_tokens, plan):
                 break
             plan.num_tokens[head] = min(head.num_pending_tokens, budget)
             budget -= plan.num_tokens[head]

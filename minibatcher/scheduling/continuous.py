@@ -26,7 +26,7 @@ class ContinuousScheduler(Scheduler):
             if plan.num_tokens and head.num_pending_tokens > budget:
                 plan.wait = Wait(head.request_id, WaitReason.BUDGET, head.num_pending_tokens, budget)
                 break
-            if head in plan.preempted or not self._admit(head, head.num_tokens, plan):
+            if not self._admit(head, head.num_tokens, plan):
                 break
             plan.num_tokens[head] = head.num_pending_tokens
             budget -= head.num_pending_tokens

@@ -16,6 +16,7 @@ class WaitReason(str, Enum):
     KV = "not enough free KV blocks"
     PROMISED = "free KV blocks are promised to running requests"
     WATERMARK = "free KV blocks are kept by the watermark"
+    PREEMPTED = "preempted in this very step"
     BUDGET = "token budget spent"
     FILLING = "batch still filling"
     LAUNCHED = "batch already launched"
