@@ -99,6 +99,7 @@ class Request:
     num_prompt_tokens: int = field(init=False)
     num_tokens: int = field(init=False)  # prompt and generated ones
     max_total_tokens: int = field(init=False)  # the most that it can ever hold in the KV cache
+    _ends_at: int = field(init=False, repr=False)  # tokens after which it ends in any case
     may_stop: bool = field(init=False)  # some token could end it before max_tokens
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
@@ -120,6 +121,7 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.num_tokens = self.num_prompt_tokens + len(self.output_token_ids)
         self.max_total_tokens = self.num_prompt_tokens + self.params.max_tokens
+        self._ends_at = self.num_prompt_tokens + min(self.params.max_tokens, self.params.stop_after or LARGEST)
         self.may_stop = not self.params.ignore_eos or bool(self.params.stop_token_ids)
         if self.num_prompt_tokens == 0:
             raise InvalidParameter(f"request {self.request_id!r} has an empty prompt; give at least one token")
@@ -169,10 +171,8 @@ class Request:
         elif detokenizer and detokenizer.stopped is not None:
             self.stop_reason = detokenizer.stopped
             self.finish(FinishReason.STOP, now)
-        elif self.num_output_tokens == self.params.stop_after:
-            self.finish(FinishReason.STOP, now)
-        elif self.num_tokens >= self.max_total_tokens:
-            self.finish(FinishReason.LENGTH, now)
+        elif self.num_tokens >= self._ends_at:
+            self.finish(FinishReason.LENGTH if self._ends_at == self.max_total_tokens else FinishReason.STOP, now)
         if detokenizer:
             text += detokenizer.finish() if self.finished else ""
             self.output_text += text
