@@ -94,3 +94,20 @@ def test_computed_tokens_catch_up_with_tokens():
 
 def test_a_one_token_prompt_is_no_decode():
     assert not Request("r", [5]).is_decoding
+
+
+@pytest.mark.parametrize(
+    "stop_after, made, reason", [(3, 3, FinishReason.STOP), (5, 5, FinishReason.LENGTH), (9, 5, FinishReason.LENGTH)]
+)
+def test_a_forced_length_ends_it_as_the_model_would(stop_after, made, reason):
+    request = Request("r", [1, 2], SamplingParams(max_tokens=5, ignore_eos=True, stop_after=stop_after))
+    assert request.max_total_tokens == 7  # all that a scheduler may know
+    while not request.finished:
+        request.append(8, now=1.0)
+    assert (request.num_output_tokens, request.finish_reason) == (made, reason)
+
+
+@pytest.mark.parametrize("stop_after", [0, -1, 2.0, True])
+def test_a_forced_length_must_be_a_number_of_tokens(stop_after):
+    with pytest.raises(InvalidParameter, match="stop_after"):
+        SamplingParams(stop_after=stop_after)
