@@ -30,7 +30,8 @@ class Device:
     bandwidth: bytes/s of device memory. flops: dense FLOP/s by dtype, without sparsity; float32 is true float32, not
     TF32. link_bandwidth: bytes/s to its neighbours in each direction, over NVLink where it has one, else over PCIe;
     None if unknown. source: where from. measured: True where the figures are measured rates, so that nothing of a data
-    sheet's optimism is in them.
+    sheet's optimism is in them. host_bandwidth: bytes/s to and from host memory, in each direction; that of PCIe 4.0
+    x16 unless told.
     """
 
     name: str
@@ -40,11 +41,12 @@ class Device:
     link_bandwidth: float | None = None
     source: str = ""
     measured: bool = False
+    host_bandwidth: float = 32e9
 
     def __post_init__(self) -> None:
         rates = self.flops.values() if isinstance(self.flops, Mapping) else [None]
         link = () if self.link_bandwidth is None else (self.link_bandwidth,)
-        figures = (self.memory_bytes, self.bandwidth, *rates, *link)
+        figures = (self.memory_bytes, self.bandwidth, self.host_bandwidth, *rates, *link)
         if not isinstance(self.name, str) or not all(is_number(figure) and figure > 0 for figure in figures):
             raise InvalidParameter(f"a device needs a name and figures that are numbers above 0, not {self!r}")
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .errors import WorkloadError
+from .errors import InvalidParameter, WorkloadError
 from .request import Request, SamplingParams
-from .workload import Workload
+from .workload import Workload, WorkloadRequest
 
 
 def synthetic_prompt(
-    num_tokens: int, vocab_size: int, seed: int, request_id: str, special: Iterable[int] = ()
+    num_tokens: int,
+    vocab_size: int,
+    seed: int,
+    request_id: str,
+    special: Iterable[int] = (),
+    *,
+    prefix_hashes: Sequence[int] = (),
+    tokens_per_hash: int = 512,
 ) -> list[int]:
-    """`num_tokens` token ids, uniform over the vocabulary less the special ones; the same for the same seed and id."""
+    """`num_tokens` token ids, uniform over the vocabulary less the special ones; the same for the same seed and id.
+
+    Each of `prefix_hashes` stands for `tokens_per_hash` tokens at the head, which depend on it and the seed alone: two
+    prompts begin alike where their hashes do.
+    """
     ordinary = np.setdiff1d(np.arange(vocab_size), np.fromiter(special, dtype=np.int64))
+    token_ids: list[int] = []
+    for prefix_hash in prefix_hashes[: -(-num_tokens // tokens_per_hash)]:
+        # 256 is no byte of any id
+        generator = np.random.default_rng([seed, 256, tokens_per_hash, int(prefix_hash < 0), abs(prefix_hash)])
+        token_ids += generator.choice(ordinary, size=tokens_per_hash).tolist()
     generator = np.random.default_rng([seed, *request_id.encode("utf-8", "surrogatepass")])
-    return generator.choice(ordinary, size=num_tokens).tolist()
+    token_ids += generator.choice(ordinary, size=max(0, num_tokens - len(token_ids))).tolist()
+    return token_ids[:num_tokens]
 
 
 def to_requests(
@@ -30,13 +47,15 @@ def to_requests(
     params: SamplingParams | None = None,
     seed: int = 0,
     max_model_len: int | None = None,
+    declared_max_tokens: int | None = None,
 ) -> list[Request]:
     """One Request per row. A row with text is tokenized; a row with lengths alone gets a synthetic prompt.
 
-    A row that names its output length is forced to it (ignore_eos), so that every strategy does the same work; else
+    A row that names its output length is forced to it (`forced`), so that every strategy does the same work; else
     `params` decide when it ends, with max_tokens cut to what the prompt leaves of `max_model_len` tokens, if given.
-    Raises WorkloadError for a text without a tokenizer.
+    Raises WorkloadError for a text without a tokenizer, InvalidParameter for a declared_max_tokens that is no number.
     """
+    check_declared(declared_max_tokens)
     params, special = params or SamplingParams(), tuple(special)
     requests = []
     for row in workload:
@@ -47,25 +66,52 @@ def to_requests(
                 )
             token_ids = tokenizer.encode(row.prompt, add_special_tokens=True)
         else:
-            token_ids = synthetic_prompt(row.prompt_tokens, vocab_size, seed, row.request_id, special)
-        own = params
-        if row.output_tokens is not None:
-            own = replace(
-                params, max_tokens=row.output_tokens, min_tokens=0, ignore_eos=True, stop=(), stop_token_ids=()
-            )
-        elif max_model_len is not None:
-            own = _cut(params, max_model_len - len(token_ids))
-        requests.append(
-            Request(
+            token_ids = synthetic_prompt(
+                row.prompt_tokens,
+                vocab_size,
+                seed,
                 row.request_id,
-                token_ids,
-                own,
-                arrival_time=row.arrival_time,
-                priority=row.priority,
-                tenant=row.tenant,
+                special,
+                prefix_hashes=row.prefix_hashes,
+                tokens_per_hash=row.tokens_per_hash,
             )
-        )
+        own, room = params, None if max_model_len is None else max_model_len - len(token_ids)
+        if row.output_tokens is not None:
+            own = forced(params, row.output_tokens, declared_max_tokens, room)
+        elif room is not None:
+            own = _cut(params, room)
+        requests.append(to_request(row, token_ids, own))
     return requests
+
+
+def to_request(row: WorkloadRequest, token_ids: Sequence[int], params: SamplingParams) -> Request:
+    return Request(
+        row.request_id, token_ids, params, arrival_time=row.arrival_time, priority=row.priority, tenant=row.tenant
+    )
+
+
+def forced(
+    params: SamplingParams, output_tokens: int, declared_max_tokens: int | None = None, room: int | None = None
+) -> SamplingParams:
+    """Parameters with which a request ends after exactly `output_tokens` tokens.
+
+    Without declared_max_tokens they are its max_tokens, and the scheduler knows them. With it the request declares
+    that many, or what its prompt leaves of the context (`room`) if that is less, and ends earlier as if the model had
+    stopped: as in practice, where nobody knows how long an answer will be.
+    """
+    never_else = {"min_tokens": 0, "ignore_eos": True, "stop": (), "stop_token_ids": ()}
+    if declared_max_tokens is None:
+        return replace(params, max_tokens=output_tokens, stop_after=None, **never_else)
+    declared = declared_max_tokens if room is None else min(declared_max_tokens, room)
+    return replace(params, max_tokens=max(output_tokens, declared), stop_after=output_tokens, **never_else)
+
+
+def check_declared(declared_max_tokens: int | None) -> None:
+    """Raise InvalidParameter for what is no number of tokens."""
+    if declared_max_tokens is not None and (type(declared_max_tokens) is not int or declared_max_tokens < 1):
+        raise InvalidParameter(
+            f"declared_max_tokens must be a whole number of at least 1, or None, not {declared_max_tokens!r}"
+        )
 
 
 def _cut(params: SamplingParams, room: int) -> SamplingParams:

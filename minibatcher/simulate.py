@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from . import __version__
+from . import __version__, prompts
 from .clock import VirtualClock
 from .engine import Engine
 from .errors import InvalidParameter, WorkloadError
 from .kv import make_kv
+from .prompts import check_declared, forced
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
 from .scheduling import DEFAULT_STRATEGIES, SchedulerConfig, make_scheduler, strategy
 from .tally import Tally
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
-from .workload import Workload, WorkloadRequest
+from .workload import HashedPrompt, Workload, WorkloadRequest, prefix_bound
 
 DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what large servers run with, vLLM's defaults
 
@@ -64,7 +65,7 @@ def simulated_engine(
     }
     return Engine(
         make_scheduler(strategy_name, kv, config),
-        RooflineRunner(cost),
+        RooflineRunner(cost, kv.block_size),
         VirtualClock(),
         max_model_len=max_model_len,
         header=facts | (header or {}),
@@ -83,6 +84,7 @@ def run_simulation(
     seed: int = 0,
     progress: bool = False,
     keep_timeline: bool = True,
+    declared_max_tokens: int | None = None,
     **options,
 ) -> dict[str, Timeline | Tally]:
     """Serve a workload in virtual time under each strategy; returns name → timeline, as compare.run_comparison does.
@@ -90,12 +92,16 @@ def run_simulation(
     Every row must name its output length. variants: in place of strategies, label → strategy and what else this run
     sets (variants.make_variants). max_model_len: None is the workload's longest prompt + output, so that a slot is no
     larger than it must be. keep_timeline: False keeps running sums (a Tally) in place of every step, for traffic
-    too large to hold; requests are then made as they arrive. seed is recorded only: the workload holds all that is
-    random. options: those of simulated_engine. After an interrupt the strategies not yet begun are left out.
+    too large to hold; requests are then made as they arrive. declared_max_tokens: what requests ask for where their
+    output is shorter (prompts.forced). seed is recorded only: the workload holds all that is random. options: those of
+    simulated_engine. With prefix caching header["prefix_bound"] says what a cache without limits would find
+    (workload.prefix_bound), if anything is shared. After an interrupt the strategies not yet begun are left out.
     """
     longest = max(_check_lengths(workload, row) for row in workload)
+    check_declared(declared_max_tokens)
     if max_model_len is None:
-        max_model_len = longest
+        declared = max(row.prompt_tokens + (declared_max_tokens or 0) for row in workload)
+        max_model_len = max(longest, min(declared, cost.model.max_position_embeddings))
     if max_model_len > cost.model.max_position_embeddings:
         raise InvalidParameter(
             f"max_model_len {max_model_len} is above the context of {cost.model.name}, "
@@ -104,6 +110,8 @@ def run_simulation(
     timelines = {}
     variants = variants or make_variants(strategies)
     header = {"workload": workload.facts(), "seed": seed, "varied": varied(variants)}
+    if declared_max_tokens is not None:
+        header["declared_max_tokens"] = declared_max_tokens
     for name, own in variants.items():
         own = options | own
         engine = simulated_engine(
@@ -114,25 +122,26 @@ def run_simulation(
             recorder=None if keep_timeline else Tally(),
             **own,
         )
-        requests = (to_request(row) for row in workload)
+        requests = (to_request(row, declared_max_tokens, max_model_len) for row in workload)
         if keep_timeline:
             requests = list(requests)
-        timelines[name] = engine.run(requests, progress=progress, total=len(workload))
-        if timelines[name].header.get("interrupted"):
+        timelines[name] = timeline = engine.run(requests, progress=progress, total=len(workload))
+        kv = engine.scheduler.kv
+        if kv.shares_prefixes:
+            bound = prefix_bound([HashedPrompt.of(row) for row in workload], kv.block_size)
+            timeline.header |= {"prefix_bound": bound} if bound["tokens"] else {}
+        if timeline.header.get("interrupted"):
             break
     return timelines
 
 
-def to_request(row: WorkloadRequest) -> Request:
-    """A request whose tokens are placeholders, forced to the row's output length."""
-    return Request(
-        row.request_id,
-        range(row.prompt_tokens),
-        SamplingParams(max_tokens=row.output_tokens, ignore_eos=True),
-        arrival_time=row.arrival_time,
-        priority=row.priority,
-        tenant=row.tenant,
-    )
+def to_request(
+    row: WorkloadRequest, declared_max_tokens: int | None = None, max_model_len: int | None = None
+) -> Request:
+    """A request of placeholder tokens, forced to the row's output length (prompts.forced)."""
+    room = None if max_model_len is None else max_model_len - row.prompt_tokens
+    params = forced(SamplingParams(), row.output_tokens, declared_max_tokens, room)
+    return prompts.to_request(row, HashedPrompt.of(row), params)
 
 
 def _check_lengths(workload: Workload, row: WorkloadRequest) -> int:

@@ -18,6 +18,7 @@ from minibatcher.metrics import summarize
 from minibatcher.request import Request, SamplingParams
 from minibatcher.runners.roofline import TERMS, CostModel, Efficiency, step_work
 from minibatcher.scheduling import SchedulerConfig, StepPlan, make_scheduler
+from minibatcher.scheduling.plan import Swap
 from minibatcher.simulate import run_simulation
 from minibatcher.workload import Workload, WorkloadRequest, load_workload
 
@@ -115,13 +116,19 @@ def test_a_padded_step_pays_for_its_rectangle():
     assert (work.num_tokens, work.kv_tokens_read, work.decode_pairs) == (3, 30, 30)
 
 
-def one_step(cost: CostModel, num_decodes: int, context: int) -> dict[str, float]:
+def one_plan(num_decodes: int, context: int, num_swapped_blocks: int = 0) -> StepPlan:
     plan = StepPlan()
     for i in range(num_decodes):
         request = Request(f"r{i}", range(context))
         request.num_computed_tokens = context - 1
         plan.num_tokens[request] = 1
-    return cost.terms(step_work(plan, num_decodes))
+    blocks = list(range(num_swapped_blocks))
+    plan.swaps = [Swap(Request("out", range(context)), True, blocks, blocks)] if blocks else []
+    return plan
+
+
+def one_step(cost: CostModel, num_decodes: int, context: int) -> dict[str, float]:
+    return cost.terms(step_work(one_plan(num_decodes, context), num_decodes))
 
 
 def test_decode_streams_the_weights_and_a_large_batch_meets_the_ridge():
@@ -141,10 +148,9 @@ def test_decode_streams_the_weights_and_a_large_batch_meets_the_ridge():
 
 def test_terms_can_be_switched_off_and_add_up():
     cost = CostModel(device("a100-80"), model_spec("llama-3.1-70b"), num_gpus=4)
-    terms = one_step(cost, 16, 500)
+    work = step_work(one_plan(16, 500, num_swapped_blocks=3), 16)
+    terms = cost.terms(work)
     assert set(terms) == set(TERMS) and all(value > 0 for value in terms.values())
-    plan = StepPlan(num_tokens={Request("r", range(8)): 8})
-    work = step_work(plan, 1)
     assert cost.seconds(work) == pytest.approx(sum(cost.terms(work).values()))
     for term in TERMS:
         without = cost.without(term)

@@ -142,7 +142,7 @@ def test_fit_to_context_says_what_it_did():
     assert {(r.prompt_tokens, r.output_tokens) for r in fitted} == {(500, 50)}
     assert fitted.notes == (
         "lengths scaled by 0.5 to fit a context of 550 (prompt p50 1000 -> 500, output p50 100 -> 50); 1 still longer "
-        "requests cut to the context; each prefix hash now stands for about 256 tokens",
+        "requests cut to the context; each prefix hash now stands for 256 tokens",
     )
     for bad in (1, -5, 10.0, math.nan):
         with pytest.raises(WorkloadError, match="max_model_len must be a whole number, 2 or more"):
@@ -248,7 +248,10 @@ def test_specs():
             "azure_conv",
             r"Unknown workload 'azure_conv', and there is no such file. Did you mean 'azure-conv'\? Known: uni",
         ),
-        ("zzz", r"no such file. Known: uniform, lognormal, longtail, bimodal, azure-conv, azure-code, mooncake-conv"),
+        (
+            "zzz",
+            r"no such file. Known: uniform, lognormal, longtail, bimodal, classes, tenants, shared-prefix, azure-conv, az",
+        ),
         ("z" * 5000, r"Unknown workload 'zzz.*zzz', and there is no such file"),
         ("no/such.csv", r"There is no workload file no.such.csv"),
         ("uniform:prompt=3", r"Unknown option 'prompt=3' of workload 'uniform'; known: prompt_min"),

@@ -14,6 +14,10 @@ from ..numeric import is_number
 from ..scheduling.base import StepPlan
 from .base import StepResult
 
+# Of the host link's rate, in large copies to and from pinned memory: NVIDIA's nvbandwidth measures 24.8 GB/s over PCIe
+# 4.0 x16 (A100; NVIDIA developer forum 352186, 2025) and 55.6 GB/s over PCIe 5.0 x16 (H100).
+HOST_LINK_SHARE = 0.8
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -67,7 +71,8 @@ class StepWork:
     num_tokens: tokens through the linear layers, padding included; num_sampled: rows of logits; num_requests: rows.
     kv_tokens_read: cached tokens that attention reads; decode_pairs, prefill_pairs: (query, key) pairs of rows with one
     token and of wider rows. num_attention_calls: calls a layer where requests need calls of their own, as on a CPU:
-    one for each request of a ragged step, one for a whole padded step.
+    one for each request of a ragged step, one for a whole padded step. num_swapped_tokens: tokens whose KV is copied to
+    or from host memory, empty places of their blocks included.
     """
 
     num_tokens: int
@@ -77,10 +82,11 @@ class StepWork:
     decode_pairs: float
     prefill_pairs: float
     num_attention_calls: int = 1
+    num_swapped_tokens: int = 0
 
 
-def step_work(plan: StepPlan, num_sampled: int) -> StepWork:
-    """Counts of one plan, of whose rows `num_sampled` get a new token.
+def step_work(plan: StepPlan, num_sampled: int, block_size: int = 16) -> StepWork:
+    """Counts of one plan, of whose rows `num_sampled` get a new token. block_size: tokens of a block that is swapped.
 
     A padded plan pays for its whole rectangle: every row as wide, as long, as the longest.
     """
@@ -101,12 +107,12 @@ def step_work(plan: StepPlan, num_sampled: int) -> StepWork:
     ones = list(plan.num_tokens.values()).count(1)
     decode_pairs = one_token_past + ones
     num_tokens += ones
-    return StepWork(
-        num_tokens, num_sampled, rows, past + one_token_past + num_tokens, decode_pairs, prefill_pairs, rows
-    )
+    kv_tokens_read = past + one_token_past + num_tokens
+    swapped = block_size * sum(len(swap.device_blocks) for swap in plan.swaps)
+    return StepWork(num_tokens, num_sampled, rows, kv_tokens_read, decode_pairs, prefill_pairs, rows, swapped)
 
 
-TERMS = ("linear", "attention", "all_reduce", "overhead")
+TERMS = ("linear", "attention", "all_reduce", "swap", "overhead")
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,7 @@ class CostModel:
             "linear": linear,
             "attention": attention,
             "all_reduce": self._all_reduce(work.num_tokens),
+            "swap": self._swap(work.num_swapped_tokens),
             "overhead": e.step_s
             + e.request_s * work.num_requests
             + e.token_s * work.num_tokens
@@ -193,6 +200,11 @@ class CostModel:
             return 0.0
         size = num_tokens * self.model.hidden_size * BYTES[self.dtype]
         return 2 * self.model.num_layers * (latency_s + 2 * (n - 1) / n * size / self.device.link_bandwidth)
+
+    def _swap(self, num_tokens: int) -> float:
+        """Copies before the step begins: each device moves its share of the KV over its own link to the host."""
+        rate = self.device.host_bandwidth * self.num_gpus * HOST_LINK_SHARE
+        return num_tokens * self._kv_bytes_per_token / rate
 
     @property
     def _kv_bytes_per_token(self) -> int:
@@ -233,12 +245,12 @@ class CostModel:
 class RooflineRunner:
     """Runs a plan by asking the cost model how long it would take.
 
-    Tokens are placeholders: lengths come from the workload.
+    Tokens are placeholders: lengths come from the workload. block_size: tokens of a KV block, as the scheduler has it.
     """
 
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
+    def __init__(self, cost: CostModel, block_size: int = 16) -> None:
+        self.cost, self.block_size = cost, block_size
 
     def run(self, plan: StepPlan) -> StepResult:
         token_ids = {r: 0 for r, n in plan.num_tokens.items() if n and n == r.num_tokens - r.num_computed_tokens}
-        return StepResult(token_ids, self.cost.seconds(step_work(plan, len(token_ids))))
+        return StepResult(token_ids, self.cost.seconds(step_work(plan, len(token_ids), self.block_size)))

@@ -14,32 +14,40 @@ from ..errors import WorkloadError
 from .arrivals import ARRIVALS, arrival_times
 from .base import Workload, WorkloadRequest
 from .generators import GENERATORS, bimodal, lognormal, longtail, uniform
+from .mixes import MIXES, classes, shared_prefix, tenants
+from .prefixes import HashedPrompt, prefix_bound
 from .profiles import profile, profiles
-from .readers import CountTokens, read_workload
+from .readers import FILE_FORMATS, CountTokens, read_workload
 
 __all__ = [
     "ARRIVALS",
     "DEFAULT_NUM_REQUESTS",
+    "HashedPrompt",
     "Workload",
     "WorkloadRequest",
     "arrival_times",
     "bimodal",
+    "classes",
     "load_workload",
     "lognormal",
     "longtail",
+    "prefix_bound",
     "profile",
     "profiles",
     "read_workload",
+    "shared_prefix",
+    "tenants",
     "uniform",
     "workload_names",
 ]
 
 DEFAULT_NUM_REQUESTS = 64
+_DRAWN = GENERATORS | MIXES
 
 
 def workload_names() -> list[str]:
     """The names that `load_workload` knows: generators, then fitted profiles."""
-    return [*GENERATORS, *profiles()]
+    return [*_DRAWN, *profiles()]
 
 
 def load_workload(
@@ -52,7 +60,8 @@ def load_workload(
 ) -> Workload:
     """A workload from a file or by name.
 
-    `spec` is a path (formats: see `read_workload`), or a name from `workload_names()`, with options if need be, which
+    `spec` is a path (formats: see `read_workload`), a format and a path (`mooncake:FILE`, `azure:FILE`,
+    `sharegpt:FILE`) where no other format will do, or a name from `workload_names()`, with options if need be, which
     are the keyword parameters of that generator: `lognormal:prompt_mean=200,output_mean=100,arrivals=gamma`.
     `num_requests` takes the first so many of a file (default: all) or draws so many (default: 64). `request_rate` is in
     requests per second, `inf` for all at once; None keeps a file's or a profile's own arrivals, and generators then
@@ -64,19 +73,22 @@ def load_workload(
     if name in workload_names():
         count = DEFAULT_NUM_REQUESTS if num_requests is None else num_requests
         return _draw(name, options, count, seed, request_rate)
-    if not os.path.exists(spec) and not any(mark in str(spec) for mark in "/\\."):
+    file_format = name if name in FILE_FORMATS and options else None
+    if file_format:
+        spec = options
+    elif not os.path.exists(spec) and not any(mark in str(spec) for mark in "/\\."):
         near = difflib.get_close_matches(name, workload_names(), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(workload_names())
         raise WorkloadError(f"Unknown workload {reprlib.repr(name)}, and there is no such file.{hint} Known: {known}.")
-    workload = read_workload(spec, count_tokens=count_tokens)
+    workload = read_workload(spec, count_tokens=count_tokens, file_format=file_format)
     if num_requests is not None:
         workload = workload.take(num_requests)
     return workload if request_rate is None else workload.at_rate(request_rate, seed=seed)
 
 
 def _draw(name: str, options: str, num_requests: int, seed: int, request_rate: float | None) -> Workload:
-    draw, positional = (GENERATORS[name], (num_requests,)) if name in GENERATORS else (profile, (name, num_requests))
+    draw, positional = (_DRAWN[name], (num_requests,)) if name in _DRAWN else (profile, (name, num_requests))
     parameters = inspect.signature(draw).parameters
     known = {key: p.default for key, p in parameters.items() if p.kind is p.KEYWORD_ONLY and key != "seed"}
     given: dict[str, Any] = {}

@@ -16,6 +16,7 @@ from ..errors import WorkloadError
 from .arrivals import LONGEST_S, arrival_times, check_count, check_rate
 
 MAX_TOKENS = 2**31 - 1
+TOKENS_PER_HASH = 512  # in the Mooncake traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,20 @@ class WorkloadRequest:
     prompt: str | None = None
     tenant: str = "default"
     priority: int = 0
-    prefix_hashes: tuple[int, ...] = ()  # one for each 512 tokens of the prompt (Mooncake); equal hash, equal prefix
+    prefix_hashes: tuple[int, ...] = ()  # of the prompt, piece by piece from its head; equal hash, equal prefix
+    tokens_per_hash: int = TOKENS_PER_HASH  # size of a piece; tokens beyond the last are shared with nobody
 
     def __post_init__(self) -> None:
         arrival = self.arrival_time
         if not isinstance(arrival, (float, int)) or not 0 <= arrival < math.inf:
             raise WorkloadError(f"arrival_time must be a finite number of seconds, 0 or more, not {arrival!r}.")
-        _check_length("prompt_tokens", self.prompt_tokens)
-        _check_length("output_tokens", self.output_tokens)
+        for name in ("prompt_tokens", "output_tokens", "tokens_per_hash"):
+            tokens = getattr(self, name)
+            if tokens is None and name != "tokens_per_hash":
+                continue
+            if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
+                value = reprlib.repr(tokens)
+                raise WorkloadError(f"{name} must be a whole number (int), 1 to {MAX_TOKENS:,}, not {value}.")
         if self.prompt is None and self.prompt_tokens is None:
             raise WorkloadError("A request needs prompt_tokens (a number) or prompt (text); this one has neither.")
 
@@ -142,8 +149,9 @@ class Workload:
         """Shrink the lengths until every prompt + output fits `max_model_len` tokens; `notes` then says how.
 
         Prompts and outputs are multiplied by the same factor, so that their ratio, hence the mix of prefill and decode,
-        stays. The factor brings the given quantile of prompt + output down to the context; the few longer requests are
-        cut to the context, each with its ratio kept (a factor set by the longest request would crush all others).
+        stays; so are the pieces of prompts that prefix hashes stand for. The factor brings the given quantile of prompt
+        + output down to the context; the few longer requests are cut to the context, each with its ratio kept (a factor
+        set by the longest request would crush all others).
         Text cannot be shrunk: in a workload with text the requests that do not fit are left out.
         A request whose output length is unknown needs room for one token, and may use what its prompt leaves
         (`prompts.to_requests`). What fits already is returned unchanged.
@@ -169,8 +177,7 @@ class Workload:
         new_output = np.clip(np.rint(output * each), 1, max_model_len - 1).astype(int)
         new_prompt = np.clip(np.rint(prompt * each), 1, max_model_len - new_output).astype(int)
         requests = tuple(
-            replace(r, prompt_tokens=p, output_tokens=None if r.output_tokens is None else o)
-            for r, p, o in zip(self.requests, new_prompt.tolist(), new_output.tolist())
+            _shrunk(r, p, o, factor) for r, p, o in zip(self.requests, new_prompt.tolist(), new_output.tolist())
         )
         prompt_p50, output_p50 = _medians(prompt, new_prompt), _medians(output, new_output)
         note = (
@@ -178,8 +185,8 @@ class Workload:
             f"output p50 {output_p50}); {np.count_nonzero(factor * total > max_model_len):,} still longer requests "
             "cut to the context"
         )
-        if any(r.prefix_hashes for r in self.requests):
-            note += f"; each prefix hash now stands for about {512 * factor:.0f} tokens"
+        if sizes := sorted({r.tokens_per_hash for r in requests if r.prefix_hashes}):
+            note += f"; each prefix hash now stands for {' or '.join(map(str, sizes))} tokens"
         return replace(self, requests=requests, notes=(*self.notes, note))
 
     def _leave_out(self, too_long: np.ndarray, max_model_len: int) -> Workload:
@@ -193,15 +200,22 @@ class Workload:
         return replace(self, requests=kept, notes=(*self.notes, note))
 
 
-def _check_length(field: str, tokens: int | None) -> None:
-    if tokens is not None and (type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS):
-        raise WorkloadError(f"{field} must be a whole number (int), 1 to {MAX_TOKENS:,}, not {reprlib.repr(tokens)}.")
+def _shrunk(row: WorkloadRequest, prompt_tokens: int, output_tokens: int, factor: float) -> WorkloadRequest:
+    """One factor for the pieces of all rows: prefixes that were equal stay equal."""
+    tokens_per_hash = max(1, round(row.tokens_per_hash * factor)) if row.prefix_hashes else row.tokens_per_hash
+    return replace(
+        row,
+        prompt_tokens=prompt_tokens,
+        output_tokens=None if row.output_tokens is None else output_tokens,
+        prefix_hashes=row.prefix_hashes[: -(-prompt_tokens // tokens_per_hash)],
+        tokens_per_hash=tokens_per_hash,
+    )
 
 
 def _as_record(request: WorkloadRequest) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in WorkloadRequest.__slots__}
     defaults = {"prompt": None, "prompt_tokens": None, "output_tokens": None}
-    defaults |= {"tenant": "default", "priority": 0, "prefix_hashes": ()}
+    defaults |= {"tenant": "default", "priority": 0, "prefix_hashes": (), "tokens_per_hash": TOKENS_PER_HASH}
     return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
 
 

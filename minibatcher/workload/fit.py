@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import MinibatcherError, WorkloadError
 from .base import Workload
+from .prefixes import HashedPrompt, shared_tokens
 from .readers import read_workload
 
 LEVELS_PERCENT = (0, 0.1, 0.5, 1, *np.arange(2.5, 98, 2.5), 98, 98.5, 99, 99.3, 99.5, 99.7, 99.9, 99.95, 100)
@@ -60,14 +61,12 @@ def fit_profile(workload: Workload, about: dict[str, str] | None = None) -> dict
 
 
 def prefix_hit_ratio(workload: Workload) -> float | None:
-    """Share of prompt blocks already seen in an earlier prompt, as an unlimited prefix cache would find them."""
-    seen: set[int] = set()
-    hits = blocks = 0
-    for request in workload:
-        hits += sum(block in seen for block in request.prefix_hashes)
-        blocks += len(request.prefix_hashes)
-        seen.update(request.prefix_hashes)
-    return _figure(hits / blocks) if blocks else None
+    """Share of hashed prompt pieces that an earlier prompt has too, with all before: what an unlimited cache finds."""
+    rows = [r for r in workload if r.prefix_hashes]
+    prompts = [HashedPrompt.of(r) for r in rows]
+    hits = sum(-(-tokens // r.tokens_per_hash) for r, tokens in zip(rows, shared_tokens(prompts, block_size=1)))
+    pieces = sum(len(r.prefix_hashes) for r in rows)
+    return _figure(hits / pieces) if pieces else None
 
 
 def _arrivals(times: np.ndarray) -> dict[str, Any]:

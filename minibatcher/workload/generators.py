@@ -59,8 +59,8 @@ def lognormal(
     check_count(num_requests)
     check_positive(at_most=MAX_TOKENS, prompt_mean=prompt_mean, output_mean=output_mean)
     check_cv(cv=cv)
-    prompt = prompt_mean * _lognormal(stream(seed, "lognormal/prompt"), num_requests, cv)
-    output = output_mean * _lognormal(stream(seed, "lognormal/output"), num_requests, cv)
+    prompt = prompt_mean * lognormal_lengths(stream(seed, "lognormal/prompt"), num_requests, cv)
+    output = output_mean * lognormal_lengths(stream(seed, "lognormal/output"), num_requests, cv)
     times = arrival_times(num_requests, request_rate, arrivals, cv=arrival_cv, seed=seed)
     return assemble("lognormal", prompt, output, times, source=SYNTHETIC)
 
@@ -89,7 +89,7 @@ def longtail(
     check_cv(prompt_cv=prompt_cv)
     if not 1 <= output_min <= output_max <= MAX_TOKENS:
         raise WorkloadError(f"output_min must lie between 1 and output_max, not {output_min!r} (max {output_max!r}).")
-    prompt = prompt_mean * _lognormal(stream(seed, "longtail/prompt"), num_requests, prompt_cv)
+    prompt = prompt_mean * lognormal_lengths(stream(seed, "longtail/prompt"), num_requests, prompt_cv)
     draws = stream(seed, "longtail/output").random(num_requests)
     beyond = (output_min / output_max) ** alpha  # share of the untruncated law that lies above output_max
     output = output_min * (1 - draws * (1 - beyond)) ** (-1 / alpha)
@@ -122,8 +122,8 @@ def bimodal(
     check_positive(at_most=MAX_TOKENS, chat_output_mean=chat_output_mean, rag_output_mean=rag_output_mean)
     check_cv(cv=cv)
     is_rag = stream(seed, "bimodal/kind").random(num_requests) < rag_share
-    prompt = _lognormal(stream(seed, "bimodal/prompt"), num_requests, cv)
-    output = _lognormal(stream(seed, "bimodal/output"), num_requests, cv)
+    prompt = lognormal_lengths(stream(seed, "bimodal/prompt"), num_requests, cv)
+    output = lognormal_lengths(stream(seed, "bimodal/output"), num_requests, cv)
     prompt *= np.where(is_rag, rag_prompt_mean, chat_prompt_mean)
     output *= np.where(is_rag, rag_output_mean, chat_output_mean)
     times = arrival_times(num_requests, request_rate, arrivals, cv=arrival_cv, seed=seed)
@@ -149,7 +149,7 @@ def assemble(
     return Workload(name, tuple(requests), source, notes)
 
 
-def _lognormal(rng: np.random.Generator, count: int, cv: float) -> np.ndarray:
+def lognormal_lengths(rng: np.random.Generator, count: int, cv: float) -> np.ndarray:
     """Log-normal draws, float64 [count], of mean 1 and the given coefficient of variation."""
     sigma2 = math.log1p(cv * cv)
     return rng.lognormal(-sigma2 / 2, math.sqrt(sigma2), count)

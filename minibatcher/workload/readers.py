@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WorkloadError
-from .base import Workload, WorkloadRequest
+from .base import TOKENS_PER_HASH, Workload, WorkloadRequest
 
 CountTokens = Callable[[str], int]
 Record = tuple[str, dict[str, Any]]  # where it stands ("line 3"), and the object itself
@@ -22,6 +22,7 @@ FORMATS = (
     "with timestamp, input_length, output_length), ShareGPT (JSON list of objects with conversations), or JSON lines "
     "with prompt_tokens and/or prompt, output_tokens, arrival_time"
 )
+FILE_FORMATS = ("azure", "mooncake", "sharegpt")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -29,8 +30,11 @@ _OWN_KEYS = set(WorkloadRequest.__slots__)
 DAY_S = 86_400.0
 
 
-def read_workload(path: str | Path, *, count_tokens: CountTokens | None = None) -> Workload:
+def read_workload(
+    path: str | Path, *, count_tokens: CountTokens | None = None, file_format: str | None = None
+) -> Workload:
     """Read every request of a file. `count_tokens` gives the length in tokens of texts that come without one.
+    `file_format` is one of FILE_FORMATS where it shall be no other; None recognises it.
 
     Raises `WorkloadError` with the line and what was expected there. Nothing is skipped but ShareGPT conversations in
     which no human speaks, and the notes count those. Where the first request arrives after more than a day (times since
@@ -42,12 +46,14 @@ def read_workload(path: str | Path, *, count_tokens: CountTokens | None = None) 
     first = text.lstrip()[:1]
     if not first:
         raise WorkloadError(f"The workload file {path} is empty; expected {FORMATS}.")
+    if file_format == "azure" or first not in "{[":
+        if file_format not in (None, "azure"):
+            raise WorkloadError(f"{path} holds no JSON, as a {file_format} file would; it begins with {text[:40]!r}.")
+        return _read_azure(path, text)
     if first == "{":
         records = list(_json_lines(path, text))
-    elif first == "[":
-        records = list(_json_list(path, text))
     else:
-        return _read_azure(path, text)
+        records = list(_json_list(path, text))
 
     if not records:
         raise WorkloadError(f"The workload file {path} holds no requests; expected {FORMATS}.")
@@ -56,7 +62,7 @@ def read_workload(path: str | Path, *, count_tokens: CountTokens | None = None) 
         where, header = records.pop(0)
         if not isinstance(header.get("notes", []), list):
             raise WorkloadError(f"{path}, {where}: notes must be a list of texts, not {reprlib.repr(header['notes'])}.")
-    read = _reader_for(path, records[0]) if records else _own
+    read = _own if not records else _READERS[file_format] if file_format else _reader_for(path, records[0])
     requests: list[WorkloadRequest] = []
     for index, (where, record) in enumerate(records):
         try:
@@ -204,7 +210,11 @@ def _own(index: int, record: dict[str, Any], count_tokens: CountTokens | None) -
         tenant,
         _whole(record.get("priority", 0), "priority"),
         _hashes(record.get("prefix_hashes", []), "prefix_hashes"),
+        _whole(record.get("tokens_per_hash", TOKENS_PER_HASH), "tokens_per_hash"),
     )
+
+
+_READERS = {"mooncake": _mooncake, "sharegpt": _sharegpt}
 
 
 def _read_azure(path: Path, text: str) -> Workload:
@@ -297,5 +307,5 @@ def _digits(text: str, column: str) -> int:
 
 def _hashes(value: Any, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise WorkloadError(f"{key} must be a list of whole numbers, one for each 512 tokens of the prompt.")
+        raise WorkloadError(f"{key} must be a list of whole numbers, one for each piece of the prompt.")
     return tuple(value)
