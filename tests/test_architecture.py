@@ -31,6 +31,7 @@ LAYERS = [
         "claims",
         "calibrate",
         "report",
+        "report_rows",
         "viz",
         "labkit",
         "kernels",

@@ -10,7 +10,8 @@ from test_metrics import by_hand
 
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, goodput, summarize
-from minibatcher.report import _number, _percent, comparison, definitions, markdown, table
+from minibatcher.report import comparison, definitions, markdown, table
+from minibatcher.report_rows import number, percent
 from minibatcher.timeline import DeviceSample
 
 NAMES = ["static", "dynamic", "continuous", "chunked"]
@@ -198,9 +199,9 @@ def test_bad_comparisons_get_a_sentence(timelines):
 
 def test_few_digits():
     values = {0: "0", 0.04123: "0.0412", 0.99999: "1.00", 7.346: "7.35", 41.23: "41.2", 99.96: "100.0", 1207.4: "1,207"}
-    assert {value: _number(value, 3) for value in values} == values
-    assert _number(None, 3) == "–" and _number(14.4, 2) == "14"
-    assert [_percent(share) for share in (None, 0, 0.004, 0.126, 1)] == ["–", "0 %", "<1 %", "13 %", "100 %"]
+    assert {value: number(value, 3) for value in values} == values
+    assert number(None, 3) == "–" and number(14.4, 2) == "14"
+    assert [percent(share) for share in (None, 0, 0.004, 0.126, 1)] == ["–", "0 %", "<1 %", "13 %", "100 %"]
 
 
 def with_samples(name: str, samples: list[DeviceSample]):
