@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .engine import Engine, _Done
+from .errors import OutOfMemory
 from .request import Request
 from .scheduling.base import StepPlan
 
@@ -27,39 +28,45 @@ class AheadEngine(Engine):
         self._next: StepPlan | None = None
         super().reset()
 
-    def abort(self, request_id: str) -> bool:
-        request = self.requests.get(request_id)
-        if request is not None:
-            self._strike(request)
-        return super().abort(request_id)
-
     def abort_all(self) -> None:
         self._next = None
         super().abort_all()
 
-    def _step(self) -> _Done | None:
+    def _forward(self) -> _Done | None:
         start = self.clock.now()
         plan = self._take_plan(start)
         if not self._begin(plan, start):
             return None
         try:
             launched = self.runner.launch(plan)
-            self._advance(plan, start)
-            self._plan_next(launched.requests)
+        except OutOfMemory as error:
+            return self._shrink(plan, error)
+        except Exception as error:
+            return self._abandon(plan, error)
+        self._advance(plan, start)
+        self._plan_next(launched.requests)
+        try:
             result = launched.result()
-        except Exception:
-            self._abandon(plan)
-            raise
-        self.clock.advance(result.seconds)
-        now = self.clock.now()
-        ended, texts = self._append(result.token_ids, now)
-        self.scheduler.computed(plan)
-        self.recorder.stepped(result, ended, now)
+            self.clock.advance(result.seconds)
+        except OutOfMemory as error:
+            return self._shrink(plan, error)
+        except Exception as error:
+            return self._abandon(plan, error)
+        return self._complete(plan, result)
+
+    def _leave(self, ended: list[Request]) -> None:
         for request in ended:
-            self._strike(request)
-            self.scheduler.abort(request)  # wherever the next plan has put it
-            self._close(request)
-        return _Done(result.token_ids, texts, ended)
+            self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        self._strike(request)
+        super()._remove(request)  # wherever the next plan has put it
+
+    def _restart(self, plan: StepPlan, num_blocks: int) -> None:
+        following, self._next = self._next, None
+        if following is not None:
+            self.scheduler.abandon(following)
+        super()._restart(plan, num_blocks)
 
     def _take_plan(self, now: float) -> StepPlan:
         plan, self._next = self._next, None

@@ -25,8 +25,9 @@ class BackgroundRun:
 
     Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
     between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
-    seconds, and once more at the end. Raises what Engine.run would raise for a request that can't be served, and
-    InvalidParameter for an engine that is at work.
+    seconds, and once more at the end. What fails under way costs its own requests and is warned of (keep_going).
+    Raises what Engine.run would raise for a request that can't be served, and InvalidParameter for an engine that is at
+    work.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class BackgroundRun:
 
     def _serve(self) -> None:
         engine = self.engine
+        keep_going, engine.keep_going = engine.keep_going, True
         try:
             with engine.monitor.watch(engine.timeline) if engine.monitor else nullcontext():
                 self._loop()
@@ -119,6 +121,7 @@ class BackgroundRun:
             if engine.requests:
                 engine.timeline.header["interrupted"] = True
                 engine.abort_all()
+            engine.keep_going = keep_going
             with self._gate:
                 self._do_jobs()
                 self._serving = False
@@ -128,11 +131,11 @@ class BackgroundRun:
         engine, arrivals, told = self.engine, deque(self._requests), 0.0
         while (arrivals or engine.scheduler.has_work()) and not self._stop.is_set():
             while arrivals and arrivals[0].arrival_time <= engine.clock.now():
-                engine.submit(arrivals.popleft())
-            num_steps = len(engine.timeline.steps)
+                engine.receive(arrivals.popleft())
             engine.step()
+            idle = engine.idle  # before somebody's function runs a step of its own
             self._do_jobs()
-            if len(engine.timeline.steps) == num_steps:
+            if idle:
                 self._idle(arrivals[0].arrival_time if arrivals else None)
             if self.observe and perf_counter() - told >= self.every_s:
                 self.observe(engine.timeline)

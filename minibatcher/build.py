@@ -12,6 +12,7 @@ from .clock import WallClock
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
 from .kv import BlockKV, make_kv
+from .limits import Limits
 from .memory import kv_pool_bytes
 from .model.loader import LoadedModel, load_model
 from .monitor import monitor_for
@@ -33,7 +34,8 @@ class EngineOptions:
     share KV blocks (paged strategies). gpu_memory_utilization: the share of a GPU's memory to use.
     cuda_graphs: replay steps of decodes alone from recordings for a few batch sizes, padded to the next of them (paged
     strategies on a GPU with the Triton kernels). plan_ahead: plan a step while the device works on the one before
-    (paged strategies).
+    (paged strategies). limits: how much may wait, and how much each tenant may ask for (minibatcher.limits.Limits).
+    keep_going: what fails costs its own requests and is warned of, instead of raised.
     """
 
     strategy: str = "continuous"
@@ -47,6 +49,8 @@ class EngineOptions:
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = False
     plan_ahead: bool = False
+    limits: Limits | None = None
+    keep_going: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,9 +60,11 @@ class EngineOptions:
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidParameter(f"gpu_memory_utilization must be in (0, 1], not {self.gpu_memory_utilization!r}")
-        for name in ("cuda_graphs", "plan_ahead", "enable_prefix_caching"):
+        for name in ("cuda_graphs", "plan_ahead", "enable_prefix_caching", "keep_going"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidParameter(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.limits is not None and not isinstance(self.limits, Limits):
+            raise InvalidParameter(f"limits must be a minibatcher.limits.Limits, not {self.limits!r}")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
 
@@ -117,6 +123,8 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
         vocab_size=model.config.vocab_size,
         header=header,
         monitor=monitor,
+        limits=options.limits,
+        keep_going=options.keep_going,
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from operator import index
@@ -12,33 +13,50 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from .clock import WallClock
-from .errors import InvalidParameter, PlanError
+from .errors import InvalidParameter, OutOfMemory, PlanError, QueueFull, RateLimited, RequestFailed, RequestRefused
 from .intake import check_limits, check_token_ids
 from .interrupt import Interrupts
+from .limits import Door, Limits
 from .recorder import TimelineRecorder
 from .request import FinishReason, Request, SamplingParams
-from .runners.base import Runner
+from .runners.base import Runner, StepResult
 from .scheduling.base import Scheduler, StepPlan, check_plan
 from .timeline import Timeline
 
 SHORTEST_WAIT_S = 1e-4  # so that a time to wake at that has passed does not spin
+KV_KEPT = 0.8  # share of the KV pool that is left after the device has run out of memory
+MOST_OOM_STEPS = 3  # so many in a row, and the step's requests are given up
 
 
 class Output(NamedTuple):
-    """What one step brought one request: its new token and the text that is now safe to show."""
+    """What one step brought one request: its new token and the text that is now safe to show.
+
+    token_id is None where a request ends without a token: aborted, or failed.
+    """
 
     request_id: str
-    token_id: int
+    token_id: int | None
     text: str
     finish_reason: FinishReason | None
 
 
+OnOutput = Callable[[Output], None]
+
+
 class _Done(NamedTuple):
-    """What a step did: sampled tokens, new texts, requests that ended."""
+    """What a step did: sampled tokens, new texts, requests that ended in it, well or badly."""
 
     sampled: dict[Request, int]
     texts: dict[Request, str]
     ended: list[Request]
+
+
+class _Trouble(NamedTuple):
+    """A failure that has been dealt with, and is yet to be told: raised, or else warned of."""
+
+    what: str
+    error: Exception
+    raised: bool
 
 
 class Engine:
@@ -48,7 +66,15 @@ class Engine:
     header: provenance for the timeline. recorder: what keeps the record (a TimelineRecorder unless told otherwise).
     check_plans: hold every plan against the scheduler's contract; a large simulation can do without.
     monitor: samples the device while `run` serves (monitor.GpuMonitor, on the engine's clock).
+    limits: how much may wait and how much each tenant may ask for.
     `Engine.from_model` builds all of it from a model's name and a strategy's.
+
+    What fails costs as few requests as it can: a step its own, a detokenizer or a callback one, a recorder none. They
+    end with FinishReason.ERROR and a sentence in `error`; all others go on. keep_going: False raises the failure once
+    everything is in order again, so that a bug is loud; True warns, once for each kind, and goes on. If the device runs
+    out of memory, everybody is computed again in a smaller KV pool, which header["kv_shrunk"] tells. An exception from
+    the scheduler is a bug there and always raised; `abort_all` then makes the engine usable. An interrupt inside a step
+    aborts all requests.
     """
 
     def __init__(
@@ -65,6 +91,8 @@ class Engine:
         recorder=None,
         check_plans: bool = True,
         monitor=None,
+        limits: Limits | None = None,
+        keep_going: bool = False,
     ) -> None:
         self.scheduler, self.runner, self.clock = scheduler, runner, clock or WallClock()
         self.tokenizer, self.eos_token_ids = tokenizer, frozenset(eos_token_ids)
@@ -72,8 +100,12 @@ class Engine:
         self._header = header or {}
         self.recorder = recorder or TimelineRecorder()
         self._check_plans, self.monitor = check_plans, monitor
+        self.limits, self.keep_going = limits, keep_going
+        self.idle = False  # the last step found nothing that could run
         self._ids = itertools.count()
         self._wake_at: float | None = None
+        self._in_step = False
+        self._dropped: list[str] = []  # ids of requests whose streams were closed inside a step
         self.reset()
 
     @classmethod
@@ -91,6 +123,11 @@ class Engine:
         self.clock.reset()
         self.requests: dict[str, Request] = {}  # those that have not ended
         self._detokenizers: dict[Request, Any] = {}
+        self._callbacks: dict[Request, OnOutput] = {}
+        self._door = Door(self.limits) if self.limits else None
+        self._troubles: list[_Trouble] = []  # to be told once everything is in order
+        self._warned: set[tuple[str, type]] = set()
+        self._num_oom_steps = 0  # in a row
         scheduler, kv = self.scheduler, self.scheduler.kv
         facts = {
             "strategy": scheduler.name,
@@ -116,8 +153,9 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         tenant: str = "default",
+        on_output: OnOutput | None = None,
     ) -> Request:
-        """Submit a prompt (text, or token ids), which arrives now. Raises RequestRefused if it can never be served."""
+        """Submit a prompt (text, or token ids), which arrives now. See `submit`."""
         request = Request(
             request_id if request_id is not None else self._new_id(),
             self.encode(prompt),
@@ -126,18 +164,57 @@ class Engine:
             priority=priority,
             tenant=tenant,
         )
-        self.submit(request)
+        self.submit(request, on_output)
         return request
 
-    def submit(self, request: Request) -> None:
-        """Put a request in the queue. Raises RequestRefused or InvalidParameter, and then nothing has changed."""
+    def submit(self, request: Request, on_output: OnOutput | None = None) -> None:
+        """Put a request in the queue. Raises RequestRefused or InvalidParameter, and then nothing has changed.
+
+        Of RequestRefused, QueueFull and RateLimited say when to try again. on_output: called after each step that
+        brings a token, and once at the end; if it raises, it costs this request alone. It may call the engine.
+        """
         self.check(request)
-        self.recorder.opened(request)
-        self.requests[request.request_id] = request
+        self._enter(request, on_output)
+        self._report()
+
+    def receive(self, request: Request) -> bool:
+        """`submit` as a run does it: False for a request that is turned away for now, which then ends at once.
+
+        Its record says so: FinishReason.REFUSED for a full queue or a rate limit.
+        """
+        self.check(request)
+        try:
+            self._enter(request)
+        except (QueueFull, RateLimited) as refusal:
+            self._turn_away(request, FinishReason.REFUSED, str(refusal))
+        except Exception as error:
+            if request.request_id in self.requests:  # it is in, so the scheduler has failed
+                raise
+            self._turn_away(request, FinishReason.ERROR, self._tell("its text failed", error))
+        self._report()
+        return not request.finished
+
+    def _enter(self, request: Request, on_output: OnOutput | None = None) -> None:
+        params, detokenizer = request.params, None
         if self.tokenizer is not None:
-            params = request.params
-            self._detokenizers[request] = self.tokenizer.detokenizer(params.stop, params.min_tokens)
+            detokenizer = self.tokenizer.detokenizer(params.stop, params.min_tokens)
+        if self._door:
+            self._door.enter(request, self.scheduler.waiting, self.clock.now())
+        self._open(request)
+        if detokenizer is not None:
+            self._detokenizers[request] = detokenizer
+        if on_output is not None:
+            self._callbacks[request] = on_output
         self.scheduler.add(request)
+
+    def _open(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        self._record(self.recorder.opened, request)
+
+    def _turn_away(self, request: Request, reason: FinishReason, error: str) -> None:
+        request.finish(reason, self.clock.now(), error)
+        self._open(request)
+        self._close(request)
 
     def check(self, request: Request) -> None:
         """Raise RequestRefused if the request could never be served, InvalidParameter if it makes no sense."""
@@ -151,25 +228,31 @@ class Engine:
         if self.vocab_size is not None:
             check_token_ids(request, self.vocab_size, self.eos_token_ids)
         check_limits(request, self.max_model_len, self.scheduler.kv)
+        if self._door:
+            self._door.check(request)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, waiting or running. False if it has ended already or never was."""
         request = self.requests.get(request_id)
-        if request is None:
+        if request is None or request.finished:
             return False
-        request.finish(FinishReason.ABORT, self.clock.now())
-        self.scheduler.abort(request)
-        self._close(request)
+        self._end([request], FinishReason.ABORT)
+        self._report()
         return True
 
     def abort_all(self) -> None:
         """End every request that is left and start from a clean slate, whatever state an interrupt has left."""
-        now = self.clock.now()
-        for request in list(self.requests.values()):
+        now, left = self.clock.now(), list(self.requests.values())
+        for request in left:
             if not request.finished:
                 request.finish(FinishReason.ABORT, now)
-            self._close(request)
         self.scheduler.clear()
+        callbacks = [self._close(request) for request in left]
+        self._dropped.clear()
+        for request, callback in zip(left, callbacks):
+            self._call(callback, request, None, "")
+        self._troubles = [trouble._replace(raised=False) for trouble in self._troubles]  # this is how others clean up
+        self._report()
 
     def step(self) -> list[Output]:
         """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens."""
@@ -182,24 +265,51 @@ class Engine:
         ]
 
     def _step(self) -> _Done | None:
+        """One step, after which everything is in order whatever has failed; None if nothing could run."""
+        while self._dropped:
+            self.abort(self._dropped.pop())
+        nested, self._in_step = self._in_step, True  # nested: a callback has asked for a step
+        try:
+            done = self._forward()
+        except Exception:  # the scheduler's
+            raise
+        except BaseException:  # anything may be half done
+            self.abort_all()
+            raise
+        finally:
+            self._in_step = nested
+        self.idle = done is None
+        self._report()
+        return done
+
+    def _forward(self) -> _Done | None:
         start = self.clock.now()
         plan = self.scheduler.schedule(start)
         if not self._begin(plan, start):
             return None
         try:
             result = self.runner.run(plan)
-        except Exception:
-            self._abandon(plan)
-            raise
-        self.clock.advance(result.seconds)
-        now = self.clock.now()
+            self.clock.advance(result.seconds)
+        except OutOfMemory as error:
+            return self._shrink(plan, error)
+        except Exception as error:
+            return self._abandon(plan, error)
         self._advance(plan, start)
+        return self._complete(plan, result)
+
+    def _complete(self, plan: StepPlan, result: StepResult) -> _Done:
+        """A step has run: its tokens go to their requests, and those that end with them leave."""
+        now = self.clock.now()
+        self._num_oom_steps = 0
         ended, texts = self._append(result.token_ids, now)
         self.scheduler.computed(plan)
-        self.recorder.stepped(result, ended, now)
+        self._record(self.recorder.stepped, result, ended, now)
+        self._leave(ended)
+        if self._callbacks:
+            for request, token_id in result.token_ids.items():
+                self._call(self._callbacks.get(request), request, token_id, texts.get(request, ""))
         for request in ended:
             self._close(request)
-        self.scheduler.update(ended)
         return _Done(result.token_ids, texts, ended)
 
     def run(self, requests: Iterable[Request], *, progress: bool = False, total: int | None = None) -> Timeline:
@@ -207,7 +317,9 @@ class Engine:
 
         All are checked before the first step: one that can never be served is refused, and nothing runs. Only an
         iterator (of `total` requests in order of arrival) is taken and checked piece by piece, as for traffic too large
-        to hold. An interrupt (Ctrl-C) aborts what is left and returns what was done, with header["interrupted"] set.
+        to hold. A full queue or a rate limit does not stop the run: who is refused has a record that says so. An
+        interrupt (Ctrl-C) aborts what is left and returns what was done, with header["interrupted"] set; so does an
+        exception, which is then raised.
         """
         self.reset()
         if not isinstance(requests, Iterator):
@@ -222,7 +334,8 @@ class Engine:
             with interrupts.held(), self.monitor.watch(self.timeline) if self.monitor else nullcontext():
                 while following is not None or self.scheduler.has_work():
                     while following is not None and following.arrival_time <= self.clock.now():
-                        self.submit(following)
+                        if not self.receive(following):
+                            bar.update()
                         following = next(arrivals, None)
                     done = self._step()
                     with interrupts.open():
@@ -233,6 +346,10 @@ class Engine:
         except KeyboardInterrupt:
             self.timeline.header["interrupted"] = True
             self.abort_all()
+        except BaseException:
+            self.timeline.header["interrupted"] = True
+            self.abort_all()
+            raise
         finally:
             bar.close()
         return self.timeline
@@ -245,12 +362,19 @@ class Engine:
             raise InvalidParameter("request ids must be unique within a run")
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options) -> Iterator[str]:
-        """Submit a prompt now; yields its text piece by piece. Closing the generator early aborts the request."""
-        return self._text_of(self.add(prompt, params, **options))
+        """Submit a prompt now; yields its text piece by piece. Closing the generator early aborts the request.
+
+        Text that nobody reads is kept, at most max_tokens of it, and holds nobody up. Raises RequestFailed where the
+        request ends with an error.
+        """
+        text = self._text_of(self.add(prompt, params, **options))
+        next(text)  # begun, so that closing or dropping it unread aborts the request too
+        return text
 
     def _text_of(self, request: Request) -> Iterator[str]:
         shown = 0
         try:
+            yield ""
             while True:
                 text = request.output_text[shown:]  # another stream on this engine may have driven the steps
                 shown += len(text)
@@ -261,7 +385,12 @@ class Engine:
                 elif self._step() is None:
                     self._wait()
         finally:
-            self.abort(request.request_id)
+            if self._in_step:  # dropped by a garbage collection in the middle of one
+                self._dropped.append(request.request_id)
+            else:
+                self.abort(request.request_id)
+        if request.finish_reason is FinishReason.ERROR:
+            raise RequestFailed(request.error)
 
     def _wait(self, next_arrival: float | None = None) -> None:
         """Nothing could run: sleep until the scheduler or the next arrival wants attention."""
@@ -301,14 +430,51 @@ class Engine:
             return False
         if self._check_plans:
             check_plan(plan, self.scheduler)
-        self.recorder.launched(plan, self.scheduler, start)
+        self._record(self.recorder.launched, plan, self.scheduler, start)
         return True
 
-    def _abandon(self, plan: StepPlan) -> None:
+    def _abandon(self, plan: StepPlan, error: Exception) -> _Done:
         """A step has failed: nothing is known of its requests' KV, so they end; the others can go on."""
+        sentence = self._tell("the step failed", error)
         self.scheduler.abandon(plan)
-        for request in plan.num_tokens:
-            self.abort(request.request_id)
+        ended = [request for request in plan.num_tokens if not request.finished]
+        self._end(ended, FinishReason.ERROR, sentence)
+        self._wake_at = self.clock.now()  # the others can run at once
+        return _Done({}, {}, ended)
+
+    def _shrink(self, plan: StepPlan, error: OutOfMemory) -> _Done:
+        """The device has run out of memory: all are computed again in a smaller KV pool.
+
+        After MOST_OOM_STEPS such steps in a row the pool is not what is too large, and the step's requests end.
+        """
+        kv = self.scheduler.kv
+        before, after = kv.num_blocks, int(KV_KEPT * kv.num_blocks)
+        self._num_oom_steps += 1
+        if self._num_oom_steps >= MOST_OOM_STEPS or after == 0:
+            return self._abandon(plan, error)
+        self._restart(plan, after)
+        self._tell(f"the KV pool shrinks from {before} to {after} blocks", error, raised=False)
+        shrunk = {"time_s": self.clock.now(), "from_blocks": before, "to_blocks": after, "error": str(error)}
+        self.timeline.header.setdefault("kv_shrunk", []).append(shrunk)
+        self._wake_at = self.clock.now()
+        return _Done({}, {}, self._end_misfits())
+
+    def _restart(self, plan: StepPlan, num_blocks: int) -> None:
+        """Put everybody back into the queue, and have a KV pool of `num_blocks` blocks in the next step."""
+        self.scheduler.restart(plan, num_blocks)
+        if hasattr(self.runner, "release"):  # what has no tensors has nothing to give back
+            self.runner.release()
+
+    def _end_misfits(self) -> list[Request]:
+        """End the requests that the pool has become too small for."""
+        ended = []
+        for request in [request for request in self.requests.values() if not request.finished]:
+            try:
+                check_limits(request, self.max_model_len, self.scheduler.kv)
+            except RequestRefused as refusal:
+                self._end([request], FinishReason.ERROR, f"the device ran out of memory; {refusal}")
+                ended.append(request)
+        return ended
 
     def _advance(self, plan: StepPlan, start: float) -> None:
         """Move each request on by what a step that began at `start` computes for it."""
@@ -323,21 +489,101 @@ class Engine:
         eos, detokenizers = self.eos_token_ids, self._detokenizers
         ended, texts = [], {}
         for request, token_id in sampled.items():
-            text = request.append(token_id, now, eos, detokenizers.get(request) if detokenizers else None)
+            try:
+                text = request.append(token_id, now, eos, detokenizers.get(request) if detokenizers else None)
+            except Exception as error:
+                text = ""
+                self._spoil(request, self._tell("its text failed", error), now)
             if text:
                 texts[request] = text
             if request.finish_time is not None:
                 ended.append(request)
         return ended, texts
 
-    def _close(self, request: Request) -> None:
-        """Complete the record of a request that has ended, and forget it."""
-        del self.requests[request.request_id]
+    def _leave(self, ended: list[Request]) -> None:
+        """They have ended in the step at hand, and give up their slots and blocks."""
+        self.scheduler.update(ended)
+
+    def _remove(self, request: Request) -> None:
+        """It has ended between two steps or with a failed one, and leaves wherever it is."""
+        self.scheduler.abort(request)
+
+    def _end(self, requests: Sequence[Request], reason: FinishReason, error: str | None = None) -> None:
+        """End these requests, which run or wait, and only then tell who listens: it finds everything in order."""
+        now = self.clock.now()
+        for request in requests:
+            request.finish(reason, now, error)
+            self._remove(request)
+        callbacks = [self._close(request) for request in requests]
+        for request, callback in zip(requests, callbacks):
+            self._call(callback, request, None, "")
+
+    def _close(self, request: Request) -> OnOutput | None:
+        """Complete the record of a request that has ended, and forget it; returns its callback."""
+        if self._door:
+            self._door.leave(request, self.clock.now())
+        if request.request_id in self.requests:  # else a callback has aborted all meanwhile
+            self._record(self.recorder.closed, request)
+            del self.requests[request.request_id]
         self._detokenizers.pop(request, None)
-        self.recorder.closed(request)
+        return self._callbacks.pop(request, None)
+
+    def _spoil(self, request: Request, error: str, now: float) -> None:
+        """End a request with an error, also one that has just ended well but is not closed."""
+        if request.finished:
+            request.finish_reason, request.error = FinishReason.ERROR, error
+        else:
+            request.finish(FinishReason.ERROR, now, error)
+
+    def _call(self, callback: OnOutput | None, request: Request, token_id: int | None, text: str) -> None:
+        """Tell the client; one that fails is told no more, and its request ends."""
+        if callback is None:
+            return
+        try:
+            callback(Output(request.request_id, token_id, text, request.finish_reason))
+        except Exception as error:
+            sentence = self._tell("its on_output callback failed", error)
+            self._callbacks.pop(request, None)
+            if self.requests.get(request.request_id) is not request:  # it has ended and is closed
+                return
+            if request.finished:
+                self._spoil(request, sentence, self.clock.now())
+            else:
+                self._end([request], FinishReason.ERROR, sentence)
+
+    def _record(self, write: Callable[..., None], *facts) -> None:
+        """Have the recorder write; if it can't, requests are served all the same."""
+        try:
+            write(*facts)
+        except Exception as error:
+            self._tell("the recorder failed", error)
+
+    def _tell(self, what: str, error: Exception, raised: bool = True) -> str:
+        """Note a failure, to be raised or warned of in the end; returns it as a sentence."""
+        self._troubles.append(_Trouble(what, error, raised and not self.keep_going))
+        return _sentence(what, error)
+
+    def _report(self) -> None:
+        """Everything is in order again: raise the first failure that is to be raised, and warn of all others."""
+        if self._in_step:
+            return
+        troubles, self._troubles = self._troubles, []
+        first = next((trouble for trouble in troubles if trouble.raised), None)
+        for trouble in troubles:
+            kind = trouble.what, type(trouble.error)
+            if trouble is not first and kind not in self._warned:
+                self._warned.add(kind)
+                sentence = f"{_sentence(*trouble[:2])} (said once in a run)"
+                warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+        if first is not None:
+            raise first.error
 
     def _new_id(self) -> str:
         while True:
             name = f"request-{next(self._ids)}"
             if name not in self.requests and not self.recorder.knows(name):
                 return name
+
+
+def _sentence(what: str, error: Exception) -> str:
+    return f"{what}: {type(error).__name__}: {error}".rstrip(": ")

@@ -27,6 +27,10 @@ class DeviceError(MinibatcherError):
     """A device or precision that this machine does not have."""
 
 
+class OutOfMemory(DeviceError):
+    """The device has no memory left for what was asked of it."""
+
+
 class WorkloadError(MinibatcherError):
     """A workload that is missing, empty or malformed; names the line where there is one."""
 
@@ -42,9 +46,25 @@ class PlanError(MinibatcherError):
 class RequestRefused(MinibatcherError):
     """A request that could never be served, refused when it is submitted.
 
-    Attributes: `need` and `have` in tokens (or blocks, as `unit` says) and `hint`, what to change.
+    Attributes: `need` and `have` in tokens (or blocks, as `unit` says) and `hint`, what to change. retry_after_s:
+    seconds after which the same request may be let in; None where that is unknown or waiting would not help.
     """
 
-    def __init__(self, what: str, *, need: int, have: int, unit: str, hint: str) -> None:
+    def __init__(
+        self, what: str, *, need: int, have: int, unit: str, hint: str, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(f"{what}: need {need} {unit}, have {have}; {hint}")
         self.need, self.have, self.unit, self.hint = need, have, unit, hint
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(RequestRefused):
+    """Too much waits already (limits.Limits). `retry_after_s` is an estimate; None if the queue has not moved yet."""
+
+
+class RateLimited(RequestRefused):
+    """The tenant has had its share for now (limits.TenantLimit). `retry_after_s` is exact; None: it can never be."""
+
+
+class RequestFailed(MinibatcherError):
+    """A request whose stream is being read has ended with an error: the sentence says which."""

@@ -14,13 +14,14 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished request: its text without special tokens, its token ids with them."""
+    """One finished request: its text without special tokens, its token ids with them. error: why it failed, if so."""
 
     request_id: str
     text: str
     token_ids: list[int]
     num_prompt_tokens: int
     finish_reason: FinishReason
+    error: str | None = None
 
 
 class LLM:
@@ -58,7 +59,7 @@ class LLM:
         ]
         self.engine.run(requests, progress=progress)
         return [
-            Completion(r.request_id, r.output_text, r.output_token_ids, r.num_prompt_tokens, r.finish_reason)
+            Completion(r.request_id, r.output_text, r.output_token_ids, r.num_prompt_tokens, r.finish_reason, r.error)
             for r in requests
         ]
 

@@ -17,10 +17,11 @@ class TimelineRecorder:
 
     def __init__(self) -> None:
         self.timeline = Timeline()
+        self._step: StepRecord | None = None  # launched, and not stepped yet
 
     def begin(self, clock: str, header: dict[str, Any]) -> None:
         """Start an empty record."""
-        self.timeline = Timeline(clock=clock, header=header)
+        self.timeline, self._step = Timeline(clock=clock, header=header), None
 
     def knows(self, request_id: str) -> bool:
         return request_id in self.timeline.requests
@@ -41,7 +42,7 @@ class TimelineRecorder:
         """A step is about to run. It counts once `stepped` says that it has."""
         kv, steps = scheduler.kv, self.timeline.steps
         for request in plan.admitted:
-            record = self.timeline.requests[request.request_id]
+            record = self._record_of(request)
             if record.first_scheduled_time is None:
                 record.first_scheduled_time = start
         rows = [_row(request, plan.num_tokens.get(request)) for request in scheduler.running]
@@ -65,7 +66,9 @@ class TimelineRecorder:
 
     def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
         """The step launched last has run, and these requests have ended with it."""
-        step = self._step
+        step, self._step = self._step, None
+        if step is None:  # `launched` has failed
+            return
         step.duration = end - step.start
         step.finished = [request.request_id for request in ended]
         step.num_computed_tokens = result.num_computed_tokens or step.num_computed_tokens
@@ -73,13 +76,18 @@ class TimelineRecorder:
 
     def closed(self, request: Request) -> None:
         """A request has ended, by itself or by an abort."""
-        record = self.timeline.requests[request.request_id]
+        record = self._record_of(request)
         record.num_output_tokens = request.num_output_tokens
         record.first_scheduled_time = request.first_scheduled_time
         record.finish_time, record.finish_reason = request.finish_time, request.finish_reason.value
         record.num_preemptions, record.output_text = request.num_preemptions, request.output_text
         record.num_cached_tokens, record.num_lost_tokens = request.num_cached_tokens, request.num_lost_tokens
         record.error = request.error
+
+    def _record_of(self, request: Request) -> RequestRecord:
+        if request.request_id not in self.timeline.requests:  # `opened` has failed
+            self.opened(request)
+        return self.timeline.requests[request.request_id]
 
 
 def _row(request: Request, num_tokens: int | None) -> RowRecord:

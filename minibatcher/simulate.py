@@ -11,6 +11,7 @@ from .clock import VirtualClock
 from .engine import Engine
 from .errors import InvalidParameter, WorkloadError
 from .kv import make_kv
+from .limits import Limits
 from .prompts import check_declared, forced
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
@@ -33,12 +34,14 @@ def simulated_engine(
     enable_prefix_caching: bool = False,
     header: dict[str, Any] | None = None,
     recorder=None,
+    limits: Limits | None = None,
     **knobs,
 ) -> Engine:
     """An engine without a model: a scheduler, a RooflineRunner and a virtual clock.
 
-    kv_cache_tokens: size of the KV pool; None is what the devices' memory leaves beside the weights. knobs: fields of
-    SchedulerConfig. Raises InvalidParameter if the model does not fit the devices.
+    kv_cache_tokens: size of the KV pool; None is what the devices' memory leaves beside the weights. limits: how much
+    may wait, and how much each tenant may ask for. knobs: fields of SchedulerConfig. Raises InvalidParameter if the
+    model does not fit the devices.
     """
     cost.check_fits()
     config = SchedulerConfig(**(DEFAULT_KNOBS | knobs))
@@ -71,6 +74,7 @@ def simulated_engine(
         header=facts | (header or {}),
         recorder=recorder,
         check_plans=recorder is None,
+        limits=limits,
     )
 
 

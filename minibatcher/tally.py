@@ -48,6 +48,7 @@ class Tally:
         self._latencies = {name: array("d") for name in ("queue", "ttft", "tpot", "e2el")}
         self._ended: list[list[float]] = []  # token times of requests whose gaps are not counted yet
         self._gaps, self._gap_sum = np.zeros(GAP_BINS, dtype=np.int64), 0.0
+        self._launched: tuple[StepPlan, Scheduler, float] | None = None  # and not stepped yet
         self._reasons: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
@@ -82,8 +83,11 @@ class Tally:
         self._kv = kv.num_used_blocks, kv.num_cached_blocks, kv.num_shared_blocks * kv.block_size, kv.num_blocks
 
     def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:
+        if self._launched is None:  # `launched` has failed
+            return
         plan, scheduler, start = self._launched
         used, cached, shared_tokens, pool = self._kv
+        self._launched = None
         sums, running = self._sums, scheduler.running
         counts = list(plan.num_tokens.values())
         idle_rows = counts.count(0)

@@ -8,6 +8,7 @@ import zlib
 from minibatcher.clock import VirtualClock
 from minibatcher.engine import Engine
 from minibatcher.kv import BlockKV, PrefixKV, SlotKV
+from minibatcher.limits import Limits
 from minibatcher.request import Request, SamplingParams
 from minibatcher.runners.base import StepResult
 from minibatcher.scheduling import SchedulerConfig, make_scheduler, strategy
@@ -79,6 +80,8 @@ def fake_engine(
     seconds_per_step: float = 0.0,
     engine_class: type[Engine] = Engine,
     enable_prefix_caching: bool = False,
+    limits: Limits | None = None,
+    keep_going: bool = False,
     **knobs,
 ) -> Engine:
     config = SchedulerConfig(**knobs)
@@ -89,7 +92,14 @@ def fake_engine(
     runner = MemoryRunner(kv, seconds_per_token, seconds_per_step)
     scheduler = make_scheduler(name, kv, config)
     return engine_class(
-        scheduler, runner, VirtualClock(), max_model_len=max_model_len, eos_token_ids=eos, header=header
+        scheduler,
+        runner,
+        VirtualClock(),
+        max_model_len=max_model_len,
+        eos_token_ids=eos,
+        header=header,
+        limits=limits,
+        keep_going=keep_going,
     )
 
 

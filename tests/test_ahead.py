@@ -106,7 +106,8 @@ def test_a_failing_step_ends_its_own_requests_alone(when):
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.step()
     engine.runner.launch = launch
-    assert [r.finish_reason for r in todo] == ["abort", "abort", None]
+    assert [r.finish_reason for r in todo] == ["error", "error", None]
+    assert todo[0].error == "the step failed: RuntimeError: the device is gone"
     while engine.scheduler.has_work():
         engine.step()
     assert todo[2].output_token_ids == solo_answer(list(todo[2].prompt_token_ids), 5)

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 LAYERS = [
     {"errors", "numeric"},
     {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
-    {"kv", "interrupt"},
+    {"kv", "interrupt", "limits"},
     {"scheduling"},
     {"transfer", "attention", "model"},
     {"runners", "provenance", "measure", "memory", "monitor"},

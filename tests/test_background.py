@@ -13,6 +13,7 @@ from minibatcher.background import BackgroundRun
 from minibatcher.clock import WallClock
 from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, PlanError, RequestRefused
+from minibatcher.limits import Limits
 from minibatcher.request import Request, SamplingParams
 
 
@@ -106,22 +107,51 @@ def test_abort_takes_one_and_leaves_the_others():
     assert not run.abort("r5")  # it has ended; nobody serves any more, and that is no error
 
 
-def test_a_failing_step_is_told_and_frees_the_rest():
+def test_a_failing_step_is_told_and_costs_nobody_else_anything():
     engine, todo = slow_engine(), requests(6)
-    working = engine.runner.run
+    working, failures = engine.runner.run, []
 
     def failing(plan):
-        if len(engine.timeline.steps) == 4:
+        if len(engine.timeline.steps) == 4 and not failures:
+            failures.append(plan)
             raise RuntimeError("the device is gone")
         return working(plan)
 
     engine.runner.run = failing
+    with pytest.warns(RuntimeWarning, match="the step failed: RuntimeError: the device is gone"):
+        run = BackgroundRun(engine, todo)
+        run.start()
+        run.wait()
+    assert run.error is None and not run.running and "interrupted" not in run.timeline.header
+    assert not engine.keep_going  # as it was before
+    for i, request in enumerate(todo):
+        if request in failures[0].num_tokens:
+            assert request.finish_reason == "error" and "the device is gone" in request.error
+        else:
+            assert request.output_token_ids == solo_answer([i, 7], 5 + i)
+    assert 0 < len(failures[0].num_tokens) < 6 and engine.scheduler.kv.num_used_blocks == 0
+
+
+def test_a_recorder_that_fails_does_not_pass_for_idleness():
+    """Steps that leave no record are steps all the same."""
+    engine, todo = slow_engine(), requests(6)
+    engine.recorder.launched = lambda *_: 1 / 0
+    with pytest.warns(RuntimeWarning, match="the recorder failed: ZeroDivisionError"):
+        run = BackgroundRun(engine, todo)
+        run.start()
+        run.wait()
+    assert run.error is None and not engine.timeline.steps
+    assert [r.output_token_ids for r in todo] == [solo_answer([i, 7], 5 + i) for i in range(6)]
+
+
+def test_who_finds_the_queue_full_does_not_end_the_run():
+    engine, todo = slow_engine(limits=Limits(max_waiting_requests=3)), requests(6)
     run = BackgroundRun(engine, todo)
     run.start()
     run.wait()
-    assert "the device is gone" in str(run.error) and not run.running
-    assert all(record.finish_reason for record in run.timeline.requests.values())
-    assert engine.scheduler.kv.num_used_blocks == 0
+    assert run.error is None
+    assert [r.finish_reason for r in todo] == ["length"] * 3 + ["refused"] * 3
+    assert "the queue has no room for request 'r5'" in run.timeline.requests["r5"].error
 
 
 def test_a_function_that_raises_raises_at_its_caller_alone():

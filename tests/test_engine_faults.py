@@ -94,8 +94,8 @@ def test_a_runner_that_fails_costs_only_its_step():
         engine.step()
     engine.runner.run = run
     assert {n: r.finish_reason for n, r in engine.timeline.requests.items()} == {
-        "r0": "abort",
-        "r1": "abort",
+        "r0": "error",
+        "r1": "error",
         "r2": None,
     }
     while engine.scheduler.has_work():

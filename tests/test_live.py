@@ -85,9 +85,16 @@ def test_an_error_is_told():
     engine = slow_engine()
     engine.runner.run = lambda plan: (_ for _ in ()).throw(RuntimeError("the <device> is gone"))
     view, _ = watched(engine, requests(2))
+    with pytest.warns(RuntimeWarning, match="the step failed"):
+        view.start()
+        view.wait(10)
+    said = "all requests have ended, 2 with an error: the step failed: RuntimeError: the &lt;device&gt; is gone"
+    assert said in view.panel.value
+    view, _ = watched(slow_engine(), requests(2))
+    view.run.engine.scheduler.schedule = lambda now: 1 / 0  # a bug there ends the run
     view.start()
     view.wait(10)
-    assert "ended by an error: the &lt;device&gt; is gone" in view.panel.value
+    assert "ended by an error: division by zero" in view.panel.value
 
 
 def test_how_it_ended_is_told_after_an_abort_too():

@@ -94,6 +94,13 @@ class BlockKV:
         self._tables.clear()
         self._free = list(range(self.num_blocks - 1, -1, -1))
 
+    def resize(self, num_blocks: int) -> None:
+        """Become a pool of `num_blocks` empty blocks. Raises RuntimeError if anybody still owns one."""
+        if self._tables:
+            raise RuntimeError(f"{len(self._tables)} requests still own KV blocks; free them before resize")
+        self.num_blocks = num_blocks
+        self.clear()
+
     def table(self, request_id: str) -> list[int]:
         """The block table: pool indices in order of position. The caller must not change it.
 

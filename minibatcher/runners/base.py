@@ -26,5 +26,9 @@ class StepResult:
 
 class Runner(Protocol):
     def run(self, plan: StepPlan) -> StepResult:
-        """Make the plan's swaps, in their order, then compute one forward pass. Must not change the requests."""
+        """Make the plan's swaps, in their order, then compute one forward pass. Must not change the requests.
+
+        Raises OutOfMemory where the device has no room for it. A runner that has `release()` is then told to give its
+        KV pool's memory back, and finds a smaller pool in the next plan.
+        """
         ...

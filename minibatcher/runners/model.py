@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention.choose import AttentionBackend
-from ..errors import DeviceError
+from ..errors import OutOfMemory
 from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
 from ..model.sampling import request_seed, sample, uniform
@@ -43,6 +43,12 @@ class Launched:
         return StepResult({}, None, self.num_computed_tokens)
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether PyTorch or NumPy says with it that memory has run out; on a CPU that is any RuntimeError."""
+    words = ("DefaultCPUAllocator", "not enough memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(word in str(error) for word in words)
+
+
 class ModelRunner:
     """A model, its KV pool and a sampler.
 
@@ -70,9 +76,11 @@ class ModelRunner:
                 tuple(torch.zeros(shape, dtype=self.dtype, device=self.device).unbind(0))
                 for _ in range(config.num_layers)
             ]
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
             gib = kv.num_blocks * kv.block_size * config.kv_bytes_per_token(self.dtype.itemsize) / 2**30
-            raise DeviceError(
+            raise OutOfMemory(
                 f"a KV pool of {gib:.1f} GiB does not fit on {self.device}, beside what is there already; "
                 "lower kv_cache_tokens, or drop engines built before"
             ) from None
@@ -92,16 +100,28 @@ class ModelRunner:
             torch.cuda.empty_cache()  # what an earlier engine has left may be in pieces of the wrong size
         self.pool  # noqa: B018 - made by being asked for
 
+    def release(self) -> None:
+        """Give the pool's memory back. The next step makes one of as many blocks as `kv` has by then."""
+        self.__dict__.pop("pool", None)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def run(self, plan: StepPlan) -> StepResult:
         """One forward pass for the plan, from start to end."""
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Put one forward pass on its way, and do not wait for it."""
-        with torch.inference_mode(), self.on_device():
-            if plan.swaps:
-                self.host_pool.copy(self.pool, plan.swaps)
-            return self._launch(plan)
+        """Put one forward pass on its way, and do not wait for it. Raises OutOfMemory."""
+        try:
+            with torch.inference_mode(), self.on_device():
+                if plan.swaps:
+                    self.host_pool.copy(self.pool, plan.swaps)
+                return self._launch(plan)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            sentence = str(error)
+        raise OutOfMemory(sentence)  # out here, where no traceback holds the tensors of the failed step
 
     def _launch(self, plan: StepPlan) -> Launched:
         raise NotImplementedError

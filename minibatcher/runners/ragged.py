@@ -34,6 +34,10 @@ class RaggedRunner(ModelRunner):
             with self.on_device():
                 self.graphs.capture(self.forward)
 
+    def release(self) -> None:
+        self.graphs = None  # they have the old pool's addresses, and room of their own
+        super().release()
+
     def _launch(self, plan: StepPlan) -> Launched:
         step = pack(plan, self.tables, self.kv.block_size)
         done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]

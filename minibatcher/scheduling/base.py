@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ..errors import PlanError
 from ..kv.blocks import BlockKV
@@ -67,6 +68,30 @@ class Scheduler(ABC):
         for swap in plan.swaps:
             if swap.out and not swap.request.finished:
                 self._forget_kv(swap.request)
+
+    def restart(self, plan: StepPlan, num_blocks: int) -> None:
+        """The device has run out of memory in a step: all lose their KV there, and wait for a pool of `num_blocks`.
+
+        What lies in host memory stays there.
+        """
+        self.abandon(plan)
+        running = reversed(self.waiting.in_order(self.running))
+        for request in dict.fromkeys([*running, *plan.num_tokens]):  # who was to end with the step may have left
+            if request.slot is not None:
+                self._leave(request)
+            if request.finished or request in self.waiting:
+                continue
+            if request in plan.admitted and not request.num_preemptions:
+                request.num_computed_tokens = 0
+            else:
+                request.num_preemptions += 1
+                self._forget_kv(request)
+            self.waiting.put_back(request)
+            request.status = Status.WAITING
+        self.kv.resize(num_blocks)
+        if self.kv_layout == "slots" and num_blocks < self.config.max_num_seqs:
+            self.config = replace(self.config, max_num_seqs=num_blocks)
+            self._free_slots = list(range(num_blocks))
 
     def clear(self) -> None:
         """Forget everybody and all that was learnt of them, whatever state an interrupt has left."""

@@ -119,7 +119,9 @@ class LiveView:
             return ""
         if self.run.error is not None:
             return f"ended by an error: {self.run.error}"
-        return "stopped" if self.timeline.header.get("interrupted") else "all requests have ended"
+        ending = "stopped" if self.timeline.header.get("interrupted") else "all requests have ended"
+        errors = [record.error for record in self.timeline.requests.values() if record.finish_reason == "error"]
+        return f"{ending}, {len(errors)} with an error: {errors[0]}" if errors else ending
 
     def _end(self) -> None:
         self.stop_button.disabled = self.abort_button.disabled = True
