@@ -250,7 +250,7 @@ def test_specs():
         ),
         (
             "zzz",
-            r"no such file. Known: uniform, lognormal, longtail, bimodal, classes, tenants, shared-prefix, azure-conv, az",
+            r"no such file. Known: uniform, lognormal, longtail, bimodal, classes, tenants, shared-prefix, azure",
         ),
         ("z" * 5000, r"Unknown workload 'zzz.*zzz', and there is no such file"),
         ("no/such.csv", r"There is no workload file no.such.csv"),

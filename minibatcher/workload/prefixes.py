@@ -44,12 +44,13 @@ class HashedPrompt(Sequence[int]):
         if step != 1:
             return [self[position] for position in range(start, stop, step)]
         token_ids: list[int] = []
-        while start < stop:
+        while True:
             piece = start // self._tokens_per_hash
-            end = min(stop, (piece + 1) * self._tokens_per_hash) if piece < len(self._hashes) else stop
+            end = (piece + 1) * self._tokens_per_hash
+            if end >= stop or piece >= len(self._hashes):  # at once, for nearly all blocks of a KV pool
+                return token_ids + [self._id_of(piece)] * (stop - start)
             token_ids += [self._id_of(piece)] * (end - start)
             start = end
-        return token_ids
 
     def _id_of(self, piece: int) -> int:
         if piece >= len(self._hashes):
