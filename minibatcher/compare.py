@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from .build import EngineOptions, assemble_engine, resolve_device
 from .engine import Engine
@@ -13,7 +14,7 @@ from .request import Request, SamplingParams
 from .scheduling import DEFAULT_STRATEGIES
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
-from .workload import Workload
+from .workload import Workload, prefix_bound
 
 
 def run_comparison(
@@ -23,6 +24,8 @@ def run_comparison(
     strategies: Sequence[str] = DEFAULT_STRATEGIES,
     variants: Variants | None = None,
     params: SamplingParams | None = None,
+    declared_max_tokens: int | None = None,
+    keep_going: bool = False,
     progress: bool = False,
     **options,
 ) -> dict[str, Timeline]:
@@ -30,52 +33,115 @@ def run_comparison(
 
     The workload must fit the context (Workload.fit_to_context). variants: in place of strategies, label → strategy and
     what else this run sets (variants.make_variants). params: sampling for all; rows that name an output length are
-    forced to it. options: those of Engine.from_model. A short warm-up precedes each run and is not recorded.
-    After an interrupt the strategies that have not begun are left out.
+    forced to it, and declare declared_max_tokens if given (prompts.forced). keep_going: as Engine's. options: those of
+    Engine.from_model. A short warm-up precedes each run and is not recorded. After an interrupt the strategies that
+    have not begun are left out.
     """
-    params = params or SamplingParams()
-    defaults = EngineOptions()
-    seed = options.get("seed", defaults.seed)
-    if isinstance(model, str):
-        device = resolve_device(options.get("device", defaults.device))
-        model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
     variants = variants or make_variants(strategies)
-    engines = {name: assemble_engine(model, **(options | own)) for name, own in variants.items()}
-    todo = {name: _requests(workload, model, params, seed, e.max_model_len) for name, e in engines.items()}
-    for name, engine in engines.items():  # all before the first run: a refusal must not cost what has been served
-        for request in todo[name]:
-            engine.check(request)
+    stand = _Stand(workload, model, variants, params or SamplingParams(), declared_max_tokens, keep_going, options)
     timelines = {}
-    for name in list(engines):
-        engine = engines.pop(name)  # the only reference, so that its pool makes room for the next one's
+    for name in variants:
         try:
-            engine.runner.allocate()
-            if not engine.runner.attention.interpreted:  # whose times mean nothing anyway
-                _warm_up(engine, model)
+            engine = stand.start(name)
         except KeyboardInterrupt:
             break
-        timelines[name] = timeline = engine.run(todo[name], progress=progress)
-        timeline.header |= {"workload": workload.facts(), "varied": varied(variants)}
-        timeline.header["sampling"] = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(params).items()
-        }
+        timelines[name] = timeline = stand.serve(engine, stand.requests(workload, engine), progress)
+        del engine  # so that its pool makes room for the next one's
         if timeline.header.get("interrupted"):
             break
     return timelines
 
 
-def _requests(
-    workload: Workload, model: LoadedModel, params: SamplingParams, seed: int, max_model_len: int
-) -> list[Request]:
-    return to_requests(
-        workload,
-        vocab_size=model.config.vocab_size,
-        tokenizer=model.tokenizer,
-        special=_special_ids(model),
-        params=params,
-        seed=seed,
-        max_model_len=max_model_len,
-    )
+def rate_servers(
+    workload: Workload,
+    *,
+    variants: Variants,
+    model: str | LoadedModel = "bard",
+    params: SamplingParams | None = None,
+    declared_max_tokens: int | None = None,
+    keep_going: bool = False,
+    progress: bool = False,
+    **options,
+) -> Iterator[tuple[str, Callable[[float], Timeline]]]:
+    """For each variant, a function that serves the workload at a request rate, as capacity.find_capacity takes it.
+
+    Parameters: those of run_comparison. A server is good until the next one is asked for.
+    """
+    stand = _Stand(workload, model, variants, params or SamplingParams(), declared_max_tokens, keep_going, options)
+    for name in variants:
+        engine = stand.start(name)
+
+        def serve(request_rate: float, engine: Engine = engine) -> Timeline:
+            faster = workload.at_rate(request_rate, seed=stand.seed)
+            return stand.serve(engine, stand.requests(faster, engine), progress)
+
+        yield name, serve
+        del engine, serve
+
+
+class _Stand:
+    """Engines for all variants, none of which holds memory before it is started.
+
+    Every request is checked against every engine first: a refusal must not cost what has been served.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        model: str | LoadedModel,
+        variants: Variants,
+        params: SamplingParams,
+        declared_max_tokens: int | None,
+        keep_going: bool,
+        options: dict[str, Any],
+    ) -> None:
+        defaults = EngineOptions()
+        if isinstance(model, str):
+            device = resolve_device(options.get("device", defaults.device))
+            model = load_model(model, device=device, dtype=options.get("dtype", defaults.dtype))
+        self.workload, self.model, self.params, self.declared = workload, model, params, declared_max_tokens
+        self.varied = varied(variants)
+        self.seed = options.get("seed", defaults.seed)
+        self.engines = {name: assemble_engine(model, **(options | own)) for name, own in variants.items()}
+        for engine in self.engines.values():
+            engine.keep_going = keep_going
+            for request in self.requests(workload, engine):
+                engine.check(request)
+
+    def requests(self, workload: Workload, engine: Engine) -> list[Request]:
+        return to_requests(
+            workload,
+            vocab_size=self.model.config.vocab_size,
+            tokenizer=self.model.tokenizer,
+            special=_special_ids(self.model),
+            params=self.params,
+            seed=self.seed,
+            max_model_len=engine.max_model_len,
+            declared_max_tokens=self.declared,
+        )
+
+    def start(self, name: str) -> Engine:
+        engine = self.engines.pop(name)  # the only reference: whoever drops the engine frees its pool
+        engine.runner.allocate()
+        if not engine.runner.attention.interpreted:  # whose times mean nothing anyway
+            _warm_up(engine, self.model)
+        return engine
+
+    def serve(self, engine: Engine, requests: list[Request], progress: bool) -> Timeline:
+        """Run, and note what the engine does not know: where the requests come from."""
+        timeline = engine.run(requests, progress=progress)
+        header = timeline.header
+        header |= {"workload": self.workload.facts(), "varied": self.varied}
+        header["sampling"] = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self.params).items()
+        }
+        if self.declared is not None:
+            header["declared_max_tokens"] = self.declared
+        if header["enable_prefix_caching"]:
+            requests = sorted(requests, key=lambda r: r.arrival_time)
+            bound = prefix_bound([request.prompt_token_ids for request in requests], header["block_size"])
+            header |= {"prefix_bound": bound} if bound["tokens"] else {}
+        return timeline
 
 
 def _special_ids(model: LoadedModel) -> tuple[int, ...]:
@@ -94,6 +160,8 @@ def _warm_up(engine: Engine, model: LoadedModel) -> None:
     one more request whose context is long enough to be split among programs. Not with slots: there a lone request waits
     for company, and contexts count as long from the start.
     """
+    limits, engine.limits = engine.limits, None  # nobody is turned away from a warm-up
+    engine.reset()
     scheduler = engine.scheduler
     room = min(engine.max_model_len, scheduler.kv.num_blocks * scheduler.kv.block_size)
     length = max(1, min(32, room - 4))
@@ -107,4 +175,5 @@ def _warm_up(engine: Engine, model: LoadedModel) -> None:
         engine.add(prompt, params, request_id=f"warm-up-{i}")
     while engine.scheduler.has_work():
         engine.step()
+    engine.limits = limits
     engine.reset()

@@ -13,6 +13,7 @@ from .tally import Tally
 from .timeline import Timeline
 
 SCHEMA_VERSION = 1
+HEAD_WIDTH = 12  # characters, beyond which a column's name goes on in the next line
 REFERENCES = ("solo", "static")  # whose answers, and whose speed, the others are compared with
 
 
@@ -98,12 +99,19 @@ def comparison(
 def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> str:
     """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
     lines = lines_of(data)
-    names = list(data["strategies"])
+    heads = [
+        textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) for name in data["strategies"]
+    ]
+    depth = max(map(len, heads))
     label_width = max(len(label) for label, _ in lines)
-    cell_width = max(10, *(len(cell) + 2 for _, cells in lines for cell in cells), *(len(name) + 2 for name in names))
-    rule = "─" * (label_width + cell_width * len(names))
+    cell_width = max(
+        10, *(len(cell) + 2 for _, cells in lines for cell in cells), *(len(w) + 2 for h in heads for w in h)
+    )
+    rule = "─" * (label_width + cell_width * len(heads))
     out = [textwrap.fill(text, width) for text in (_title(data), data["setting"]) if text] + [""]
-    out += [" " * label_width + "".join(name.rjust(cell_width) for name in names), rule]
+    for row in zip(*([""] * (depth - len(head)) + head for head in heads)):
+        out.append((" " * label_width + "".join(piece.rjust(cell_width) for piece in row)).rstrip())
+    out.append(rule)
     for label, cells in lines:
         out.append((label.ljust(label_width) + "".join(cell.rjust(cell_width) for cell in cells)).rstrip())
     out.append(rule)

@@ -52,7 +52,9 @@ def lines_of(data: dict[str, Any]) -> Lines:
         for key, label in UTILISATION_ROWS.items():
             lines.append((f"  {label}", [percent(run["utilisation"][key]) for run in runs]))
     lines += _prefix_lines(data, runs)
-    lines += _group_lines(runs, "classes", "class") + _group_lines(runs, "tenants", "tenant")
+    lines += _group_lines(runs, "classes", "class")
+    if any(run["tenants"].keys() != run["classes"].keys() for run in runs):  # else each class is one tenant's
+        lines += _group_lines(runs, "tenants", "tenant")
     return lines + _gpu_lines(runs) + _end_lines(runs)
 
 

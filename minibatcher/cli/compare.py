@@ -7,7 +7,18 @@ import sys
 
 from ..report import definitions
 from ..request import SamplingParams
-from .options import add_engine_options, add_model_options, add_speed_options, engine_options, load_for, positive_int
+from ..scheduling import SchedulerConfig
+from ..variants import make_variants
+from .options import (
+    add_engine_options,
+    add_model_options,
+    add_speed_options,
+    choices,
+    engine_options,
+    load_for,
+    positive_int,
+)
+from .pressure import shorten_memory
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
@@ -24,7 +35,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "forced, so every strategy does the same useful work, and the answers must come out the same.\n\n"
         "Add solo to --strategies to see each request served alone. The bundled model fits a CPU's cache, so there a\n"
         "step of sixteen rows costs much more than a step of one, and batching gains less than on a GPU, where a step\n"
-        "streams the weights from memory whoever is in it (see simulate).",
+        "streams the weights from memory whoever is in it (see simulate).\n\n"
+        "Several names for --admission, --ordering, --preemption or --enable-prefix-caching make a column each:\n"
+        "  minibatcher compare --strategies chunked --admission worst-case,optimistic,preempt\n"
+        "  minibatcher compare --strategies chunked --workload shared-prefix --enable-prefix-caching off,on",
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -57,15 +71,27 @@ def run(args: argparse.Namespace) -> int:
             "least; --request-rate changes it, and inf lets all arrive at once.",
             file=sys.stderr,
         )
+    options = engine_options(args)
+    declared, setting = shorten_memory(
+        args,
+        workload,
+        options,
+        strategies=names,
+        max_num_seqs=args.max_num_seqs or SchedulerConfig.max_num_seqs,
+        max_model_len=args.max_model_len,
+        max_tokens=args.max_tokens,
+    )
     timelines = run_comparison(
         workload,
         model=model,
         params=SamplingParams(max_tokens=args.max_tokens),
-        strategies=names,
+        variants=make_variants(names, choices(args)),
+        declared_max_tokens=declared,
+        keep_going=True,
         progress=sys.stderr.isatty() and not args.quiet,
-        **engine_options(args),
+        **options,
     )
-    return give_results(args, timelines)
+    return give_results(args, timelines, setting=setting)
 
 
 def _duration(seconds: float) -> str:

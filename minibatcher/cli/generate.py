@@ -49,7 +49,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--json", metavar="FILE", help="write texts, token ids and finish reasons as JSON (- for stdout)"
     )
     add_model_options(parser)
-    add_engine_options(parser)
+    add_engine_options(parser, several=False)
     add_speed_options(parser)
     parser.add_argument("--strategy", default="continuous", help="batching strategy for several prompts")
     parser.set_defaults(run=run)

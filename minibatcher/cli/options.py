@@ -9,12 +9,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter, MinibatcherError
+from ..scheduling import ADMISSIONS, ORDERINGS, PREEMPTIONS
 
 LONGEST_SENTENCE = 2_000  # characters; a name of thousands would bury the rest
 LARGEST = 1_000_000_000  # of any number: sums and products of a few stay finite, and clocks can wait that long
@@ -73,6 +74,35 @@ def rate(text: str) -> float:
     return value
 
 
+def names_of(what: str, known: Sequence[str], several: bool = True) -> Callable[[str], tuple[str, ...]]:
+    """An option's type: names separated by commas, or a single one."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name for name in text.split(",") if name))
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+        if not names or (len(names) > 1 and not several):
+            raise argparse.ArgumentTypeError(f"{text!r} must name one of {', '.join(known)}")
+        return names
+
+    return parse
+
+
+def switch(text: str) -> tuple[bool, ...]:
+    """An option's type: off, on, or both."""
+    return tuple(name == "on" for name in names_of("setting", ("off", "on"))(text))
+
+
+def tenant_limit(text: str) -> tuple[str, float, float | None]:
+    """An option's type: NAME=TOKENS_PER_S[:BURST]."""
+    name, equals, amounts = text.rpartition("=")
+    per_s, colon, burst = amounts.partition(":")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=TOKENS_PER_S or NAME=TOKENS_PER_S:BURST")
+    return name, number(per_s), number(burst) if colon else None
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and device")
     group.add_argument(
@@ -118,8 +148,9 @@ def add_engine_options(
     max_num_seqs: int = 16,
     max_num_batched_tokens: int = 256,
     kv_cache: str = "room for all",
+    several: bool = True,
 ) -> None:
-    """The last three: defaults, for the help."""
+    """max_num_seqs, max_num_batched_tokens, kv_cache: defaults, for the help. several: names make columns."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--max-num-seqs",
@@ -150,6 +181,82 @@ def add_engine_options(
         action="store_true",
         default=None,
         help="chunked: serve prompts before decodes, to see why not",
+    )
+    add_pressure_options(parser, several)
+
+
+def add_pressure_options(parser: argparse.ArgumentParser, several: bool = True) -> None:
+    """What happens when memory or patience runs short. several: names separated by commas make columns."""
+    names = "NAME[,NAME...]" if several else "NAME"
+    columns = "; several names, one column each" if several else ""
+    memory = parser.add_argument_group("when memory runs short")
+    memory.add_argument(
+        "--admission",
+        type=names_of("admission", ADMISSIONS, several),
+        metavar=names,
+        help="for how much KV memory a request must find room before it is let in: worst-case (prompt + max_tokens), "
+        "optimistic (a share of what is left up to max_tokens, which falls with time and rises when somebody had to be "
+        f"preempted) or preempt (its tokens of now){columns} (default: preempt)",
+    )
+    memory.add_argument(
+        "--watermark",
+        type=number,
+        help="share of the KV blocks that admission leaves free for running requests to grow into (default: 0)",
+    )
+    memory.add_argument(
+        "--preemption",
+        type=names_of("preemption", PREEMPTIONS, several),
+        metavar=names,
+        help="what becomes of the KV of a request that has to make room: recompute (dropped, computed again later) or "
+        f"swap (copied to host memory and back){columns} (default: recompute)",
+    )
+    memory.add_argument(
+        "--swap-tokens", type=natural_int, help="host memory for swap, in tokens (default: as much as the KV pool)"
+    )
+    caching = "share the KV blocks of prompts that begin alike (continuous and chunked)"
+    if several:
+        memory.add_argument(
+            "--enable-prefix-caching",
+            type=switch,
+            nargs="?",
+            const=(True,),
+            metavar="off,on",
+            help=f"{caching}; off,on makes two columns",
+        )
+    else:
+        memory.add_argument("--enable-prefix-caching", action="store_const", const=(True,), help=caching)
+    order = parser.add_argument_group("who is served, and who is not")
+    order.add_argument(
+        "--ordering",
+        type=names_of("ordering", ORDERINGS, several),
+        metavar=names,
+        help="who is served next: fcfs (in order of arrival), shortest-prompt, priority (paid, interactive, batch, "
+        "background: classes 0 to 3 of the workload's `priority`) or fair-share (equal service for each `tenant`)"
+        f"{columns} (default: fcfs)",
+    )
+    order.add_argument(
+        "--ageing-s",
+        type=positive_number,
+        help="so that nobody starves: seconds of waiting that lift a request by one class (priority) or make up for "
+        "1,000 tokens of prompt (shortest-prompt) (default: 30)",
+    )
+    if not several:
+        return
+    order.add_argument(
+        "--max-waiting-requests", type=positive_int, help="refuse who finds so many waiting (default: no limit)"
+    )
+    order.add_argument(
+        "--max-waiting-tokens",
+        type=positive_int,
+        help="refuse who would bring the prompt + max_tokens of all that wait above this (default: no limit)",
+    )
+    order.add_argument(
+        "--tenant-limit",
+        type=tenant_limit,
+        action="append",
+        metavar="NAME=TOKENS_PER_S[:BURST]",
+        help="refuse a tenant that asks for more prompt + max_tokens than flow into its bucket, which holds BURST "
+        "(default: what a minute brings); NAME * is for each tenant without one of its own; repeatable",
     )
 
 
@@ -187,12 +294,36 @@ ENGINE_OPTIONS = (
     "max_queue_delay_s",
     "bucket_by_length",
     "prefill_first",
+    "watermark",
+    "ageing_s",
+    "swap_tokens",
 )
+CHOICES = ("admission", "ordering", "preemption", "enable_prefix_caching")  # several values make columns
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options that were given; the engine knows the defaults of the others."""
-    return {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name, None)) is not None}
+    """The engine's options that were given, the same for all columns; the engine knows the defaults of the others."""
+    options = {name: value for name in ENGINE_OPTIONS if (value := getattr(args, name, None)) is not None}
+    options |= {name: value[0] for name in CHOICES if (value := getattr(args, name, None)) and len(value) == 1}
+    limits = _limits(args)
+    return options | ({"limits": limits} if limits else {})
+
+
+def choices(args: argparse.Namespace) -> dict[str, tuple]:
+    """Options with several values, which make columns."""
+    return {name: value for name in CHOICES if (value := getattr(args, name, None)) and len(value) > 1}
+
+
+def _limits(args: argparse.Namespace):
+    """The limits that the options name, or None. Raises InvalidParameter."""
+    names = ("max_waiting_requests", "max_waiting_tokens", "tenant_limit")
+    requests, tokens, tenants = (getattr(args, name, None) for name in names)
+    if requests is None and tokens is None and not tenants:
+        return None
+    from ..limits import Limits, TenantLimit
+
+    by_name = {name: TenantLimit(tokens_per_s=per_s, burst_tokens=burst) for name, per_s, burst in tenants or ()}
+    return Limits(max_waiting_requests=requests, max_waiting_tokens=tokens, tenants=by_name)
 
 
 def characters(text: str) -> str:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter, MinibatcherError
+from ..metrics import OBJECTIVES
 from ..report import Comparison, comparison, html, table
+from ..request import PRIORITY_CLASSES
 from ..scheduling import DEFAULT_STRATEGIES, STRATEGIES, strategy
 from ..workload import load_workload, workload_names
 from .options import (
     check_file,
     check_folder,
     complain,
+    positive_int,
     positive_number,
     rate,
     seed,
@@ -49,6 +52,14 @@ def add_workload_options(
         type=rate,
         help=f"requests per second, or inf for all at once (default: what WORKLOAD says, else {default_rate})",
     )
+    what.add_argument(
+        "--declared-max-tokens",
+        type=positive_int,
+        metavar="N",
+        help="requests ask for so many output tokens (as far as the context goes) and end sooner, as in practice, "
+        "where nobody knows how long an answer will be (default: exactly what they use; with several --admission the "
+        "longest output)",
+    )
     what.add_argument("--seed", type=seed, default=0, help="everything random starts from it (default: 0)")
     what.add_argument(
         "--strategies",
@@ -63,8 +74,43 @@ def add_workload_options(
     )
     judge.add_argument("--slo-tpot-ms", type=positive_number, help="and with at most this TPOT")
     judge.add_argument(
+        "--slo",
+        type=class_objective,
+        action="append",
+        metavar="CLASS:ttft=MS,tpot=MS",
+        help=f"objectives of one priority class ({', '.join(PRIORITY_CLASSES)}) in place of those for all; also "
+        "itl_p99 and e2el; repeatable",
+    )
+    judge.add_argument(
         "--price-per-hour", type=positive_number, help="of the machine, in any currency: adds what a token costs"
     )
+
+
+def class_objective(text: str) -> tuple[str, dict[str, float]]:
+    """An option's type: CLASS:ttft=MS,tpot=MS."""
+    name, colon, limits = text.partition(":")
+    if name not in PRIORITY_CLASSES or not colon:
+        known = ", ".join(PRIORITY_CLASSES)
+        raise argparse.ArgumentTypeError(f"{text!r} must be CLASS:ttft=MS,tpot=MS with a class of {known}")
+    objective = {}
+    for limit in filter(None, limits.split(",")):
+        what, equals, milliseconds = limit.partition("=")
+        if f"{what}_ms" not in OBJECTIVES or not equals:
+            known = ", ".join(key.removesuffix("_ms") for key in OBJECTIVES)
+            raise argparse.ArgumentTypeError(f"{limit!r} must be an objective of {known}, as ttft=200 (milliseconds)")
+        objective[f"{what}_ms"] = positive_number(milliseconds)
+    if not objective:
+        raise argparse.ArgumentTypeError(f"{text!r} names no objective; write {name}:ttft=200, say")
+    return name, objective
+
+
+def objectives_of(args: argparse.Namespace) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Latency limits for all, and by class."""
+    for_all = {name: getattr(args, f"slo_{name}") for name in ("ttft_ms", "tpot_ms")}
+    by_class: dict[str, dict[str, float]] = {}
+    for name, objective in args.slo or ():
+        by_class[name] = by_class.get(name, {}) | objective
+    return {name: limit for name, limit in for_all.items() if limit is not None}, by_class
 
 
 def add_result_options(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +118,7 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--json", metavar="FILE", help="write all numbers, and each request's outcome, as JSON (- for stdout)"
     )
-    out.add_argument("--timeline", metavar="DIR", help="write each run's timeline, step by step, as DIR/STRATEGY.json")
+    out.add_argument("--timeline", metavar="DIR", help="write each run's timeline, step by step, as DIR/COLUMN.json")
     out.add_argument("--plot", metavar="FILE.png", help="draw who sat in which slot, doing what")
     out.add_argument(
         "--html", metavar="FILE.html", help="the same to play, step by step, and the table: one page without a network"
@@ -117,18 +163,26 @@ def read_workload(args: argparse.Namespace, default_num_requests: int, default_r
     )
 
 
-def give_results(args: argparse.Namespace, timelines: dict[str, Any], utilisation: dict | None = None) -> int:
+def give_results(
+    args: argparse.Namespace, timelines: dict[str, Any], utilisation: dict | None = None, setting: str = ""
+) -> int:
     """Write what was asked for, then print the table. Returns the exit code; a file that fails costs no other."""
     if not timelines:
         raise KeyboardInterrupt  # before anything was served
-    objectives = {name: getattr(args, f"slo_{name}") for name in ("ttft_ms", "tpot_ms")}
-    objectives = {name: limit for name, limit in objectives.items() if limit is not None}
+    objectives, by_class = objectives_of(args)
     written = []
     if args.timeline:
         written.append(_attempt(args, lambda: _write_timelines(timelines, args.timeline)))
     if args.plot:
         written.append(_attempt(args, lambda: _draw(timelines, args.plot)))
-    result = comparison(timelines, objectives=objectives, price_per_hour=args.price_per_hour, utilisation=utilisation)
+    result = comparison(
+        timelines,
+        objectives=objectives,
+        class_objectives=by_class,
+        price_per_hour=args.price_per_hour,
+        utilisation=utilisation,
+        setting=setting,
+    )
     if args.html:
         written.append(_attempt(args, lambda: _write_page(timelines, result, args.html)))
     if args.json:
@@ -153,7 +207,7 @@ def _write_timelines(timelines: dict[str, Any], folder: str) -> None:
     with writing(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
     for name, timeline in timelines.items():
-        path = Path(folder) / f"{name}.json"
+        path = Path(folder) / f"{name.replace(' ', '-')}.json"
         with writing(str(path)):
             timeline.save(path)
 

@@ -8,8 +8,10 @@ import sys
 from ..errors import InvalidParameter
 from ..hardware import BYTES, Device, device, devices, model_spec, model_specs
 from ..report import definitions
-from .options import add_engine_options, check_file, engine_options, number, whole_number, write_json
-from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
+from ..variants import make_variants
+from .options import add_engine_options, check_file, choices, engine_options, number, whole_number, write_json
+from .pressure import shorten_memory
+from .runs import add_result_options, add_workload_options, check_results, give_results, objectives_of, read_workload
 
 DEFAULT_NUM_REQUESTS = 1_000
 KEEP_UP_TO = 10_000  # requests whose every step is kept; beyond, running sums
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return _calibrate(args)
     from ..calibrate import load_saved
     from ..runners.roofline import CostModel, Efficiency
-    from ..simulate import run_simulation
+    from ..simulate import DEFAULT_KNOBS, run_simulation
     from ..utilisation import utilisation
 
     options = engine_options(args)
@@ -92,24 +94,31 @@ def run(args: argparse.Namespace) -> int:
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, None)
     workload = workload.fit_to_context(args.max_model_len or cost.model.max_position_embeddings)
     keep = len(workload) <= KEEP_UP_TO
-    if not keep and (
-        args.timeline or args.plot or args.html or args.slo_ttft_ms or args.slo_tpot_ms or args.price_per_hour
-    ):
+    if not keep and (args.timeline or args.plot or args.html or any(objectives_of(args)) or args.price_per_hour):
         raise InvalidParameter(
             "--timeline, --plot, --html, --slo-* and --price-per-hour need every step, which is kept up to "
             f"{KEEP_UP_TO:,} requests; this workload has {len(workload):,}"
         )
+    declared, setting = shorten_memory(
+        args,
+        workload,
+        options,
+        strategies=names,
+        max_num_seqs=args.max_num_seqs or DEFAULT_KNOBS["max_num_seqs"],
+        max_model_len=args.max_model_len or cost.model.max_position_embeddings,
+    )
     timelines = run_simulation(
         workload,
         cost,
-        strategies=names,
+        variants=make_variants(names, choices(args)),
         seed=args.seed,
         progress=sys.stderr.isatty() and not args.quiet,
         keep_timeline=keep,
+        declared_max_tokens=declared,
         **options,
     )
     used = {name: utilisation(timeline, cost) for name, timeline in timelines.items()} if keep else None
-    return give_results(args, timelines, used)
+    return give_results(args, timelines, used, setting)
 
 
 def _calibrate(args: argparse.Namespace) -> int:
