@@ -100,13 +100,13 @@ def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> st
     """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
     lines = lines_of(data)
     heads = [
-        textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) for name in data["strategies"]
+        textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+        for name in data["strategies"]
     ]
     depth = max(map(len, heads))
     label_width = max(len(label) for label, _ in lines)
-    cell_width = max(
-        10, *(len(cell) + 2 for _, cells in lines for cell in cells), *(len(w) + 2 for h in heads for w in h)
-    )
+    columns = [*heads, *(cells for _, cells in lines)]
+    cell_width = max(10, *(len(text) + 2 for texts in columns for text in texts))
     rule = "─" * (label_width + cell_width * len(heads))
     out = [textwrap.fill(text, width) for text in (_title(data), data["setting"]) if text] + [""]
     for row in zip(*([""] * (depth - len(head)) + head for head in heads)):
@@ -238,6 +238,7 @@ def _same_plans(data: dict[str, Any]) -> list[str]:
     plans: dict[tuple, list[str]] = {}
     for name, run in data["strategies"].items():
         work = (run["num_steps"], run["num_computed_tokens"], run["num_padding_tokens"], run["num_preemptions"])
+        work += (run["header"].get("ordering"),)  # whose work it was is another matter
         plans.setdefault(work, []).append(name)
     noise = ": what differs between them is the machine's noise" if data["clock"] == "measured" else ""
     return [f"{' and '.join(names)} did the same work here{noise}." for names in plans.values() if len(names) > 1]

@@ -135,7 +135,8 @@ def _goodput_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
     if len(classes) > 1 or data["class_objectives"]:
         for name, objective in classes.items():
             cells = [percent(one["classes"].get(name, {}).get("good_share")) for one in found]
-            lines.append((f"  of {name} requests{limits_text(objective)}", cells))
+            own = limits_text(objective) if objective != data["objectives"] else ""
+            lines.append((f"  of {name} requests{own}", cells))
     return lines
 
 
