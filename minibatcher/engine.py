@@ -105,7 +105,7 @@ class Engine:
         self._ids = itertools.count()
         self._wake_at: float | None = None
         self._in_step = False
-        self._dropped: list[str] = []  # ids of requests whose streams were closed inside a step
+        self._dropped: list[Request] = []  # their streams were closed inside a step
         self.reset()
 
     @classmethod
@@ -138,6 +138,8 @@ class Engine:
             "enable_prefix_caching": kv.shares_prefixes,
             "max_model_len": self.max_model_len,
         }
+        if self.limits:
+            facts["limits"] = asdict(self.limits)
         self.recorder.begin(self.clock.kind, facts | self._header)
 
     @property
@@ -247,8 +249,11 @@ class Engine:
             if not request.finished:
                 request.finish(FinishReason.ABORT, now)
         self.scheduler.clear()
+        self._in_step = False  # or an interrupt has left it so
         callbacks = [self._close(request) for request in left]
         self._dropped.clear()
+        if self._door:
+            self._door.clear(now)
         for request, callback in zip(left, callbacks):
             self._call(callback, request, None, "")
         self._troubles = [trouble._replace(raised=False) for trouble in self._troubles]  # this is how others clean up
@@ -267,9 +272,10 @@ class Engine:
     def _step(self) -> _Done | None:
         """One step, after which everything is in order whatever has failed; None if nothing could run."""
         while self._dropped:
-            self.abort(self._dropped.pop())
-        nested, self._in_step = self._in_step, True  # nested: a callback has asked for a step
+            self._drop(self._dropped.pop())
+        nested = self._in_step  # a callback has asked for a step
         try:
+            self._in_step = True
             done = self._forward()
         except Exception:  # the scheduler's
             raise
@@ -385,12 +391,17 @@ class Engine:
                 elif self._step() is None:
                     self._wait()
         finally:
-            if self._in_step:  # dropped by a garbage collection in the middle of one
-                self._dropped.append(request.request_id)
+            if self._in_step:  # closed by a garbage collection in the middle of one
+                self._dropped.append(request)
             else:
-                self.abort(request.request_id)
+                self._drop(request)
         if request.finish_reason is FinishReason.ERROR:
             raise RequestFailed(request.error)
+
+    def _drop(self, request: Request) -> None:
+        """Nobody reads its stream any more. After a reset somebody else may have its id."""
+        if self.requests.get(request.request_id) is request:
+            self.abort(request.request_id)
 
     def _wait(self, next_arrival: float | None = None) -> None:
         """Nothing could run: sleep until the scheduler or the next arrival wants attention."""

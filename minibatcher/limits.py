@@ -172,6 +172,11 @@ class Door:
             used = 0 if request.first_scheduled_time is None else request.num_tokens
             tokens.take(used - request.max_total_tokens, now)
 
+    def clear(self, now: float) -> None:
+        """Everybody has left."""
+        for request in list(self._charged):
+            self.leave(request, now)
+
     def _check_queue(self, request: Request, waiting: tuple[int, int], gone: tuple[int, int], now: float) -> None:
         bounds = self.limits.max_waiting_requests, self.limits.max_waiting_tokens
         for i, (unit, size, bound) in enumerate(zip(("requests", "tokens"), (1, request.max_total_tokens), bounds)):

@@ -1,0 +1,313 @@
+"""A bounded queue and a share for each tenant: refused with numbers, charged and given back to the token."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fakes import fake_engine, solo_answer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minibatcher.ahead import AheadEngine
+from minibatcher.engine import Engine
+from minibatcher.errors import InvalidParameter, QueueFull, RateLimited, RequestRefused
+from minibatcher.hardware import device, model_spec
+from minibatcher.limits import Door, Limits, TenantLimit, TokenBucket
+from minibatcher.request import Request, SamplingParams
+from minibatcher.runners.roofline import CostModel
+from minibatcher.simulate import simulated_engine
+
+ENGINES = [("static", Engine), ("continuous", Engine), ("chunked", Engine), ("chunked", AheadEngine)]
+
+
+def request(name: str, prompt: int = 3, output: int = 5, tenant: str = "default", **options) -> Request:
+    return Request(name, list(range(prompt)), SamplingParams(max_tokens=output), tenant=tenant, **options)
+
+
+def tenants(**limits) -> Limits:
+    return Limits(tenants={"*": TenantLimit(**limits)})
+
+
+def test_a_bucket_fills_up_to_its_burst():
+    bucket = TokenBucket(rate_per_s=2, burst=10)
+    assert bucket.level(100.0) == 10
+    bucket.take(8, 100.0)
+    assert bucket.level(100.0) == 2 and bucket.level(101.5) == 5 and bucket.level(200.0) == 10
+    assert bucket.delay(2, 100.0) == 0 and bucket.delay(7, 100.0) == 2.5 and bucket.delay(11, 100.0) is None
+    bucket.take(-100, 101.0)
+    assert bucket.level(101.0) == 10
+    empty = TokenBucket(rate_per_s=0, burst=1)
+    empty.take(1, 0.0)
+    assert empty.delay(1, 5.0) is None and empty.delay(0, 5.0) == 0
+
+
+@given(
+    rate=st.floats(0.001, 1000),
+    burst=st.integers(1, 10_000),
+    asked=st.lists(st.tuples(st.floats(0, 50), st.integers(1, 5000)), max_size=30),
+)
+def test_no_more_than_burst_and_rate_ever_leaves_and_the_delay_is_exact(rate, burst, asked):
+    bucket, now, taken = TokenBucket(rate, burst), 0.0, 0
+    for gap, amount in asked:
+        now += gap
+        delay = bucket.delay(amount, now)
+        if delay is None:
+            assert amount > burst
+            continue
+        if delay:
+            assert bucket.delay(amount, now + 0.99 * delay) > 0
+            now += delay
+            assert bucket.delay(amount, now) == 0  # after exactly so long it is let in
+        bucket.take(amount, now)
+        taken += amount
+        assert taken <= (burst + rate * now) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+def test_a_full_queue_refuses_and_changes_nothing(name, engine_class):
+    engine = fake_engine(name, engine_class=engine_class, limits=Limits(max_waiting_requests=2))
+    for i in range(2):
+        engine.submit(request(f"r{i}"))
+    waiting, known, late = list(engine.scheduler.waiting), dict(engine.requests), request("r2")
+    with pytest.raises(QueueFull, match="no room for request 'r2': need 1 requests, have 0; try again later") as info:
+        engine.submit(late)
+    error = info.value
+    assert isinstance(error, RequestRefused) and (error.need, error.have, error.unit) == (1, 0, "requests")
+    assert error.retry_after_s is None  # the queue has not moved yet
+    assert list(engine.scheduler.waiting) == waiting and engine.requests == known
+    assert "r2" not in engine.timeline.requests and late.is_fresh and not engine._detokenizers
+    while engine.scheduler.has_work():
+        engine.step()
+        engine.clock.sleep_until(engine.clock.now() + 0.1)
+    engine.submit(late)  # the same one again
+    while not late.finished:
+        engine.step()
+        engine.clock.sleep_until(engine.clock.now() + 0.1)
+    assert late.output_token_ids == solo_answer([0, 1, 2], 5)
+
+
+def test_waiting_tokens_are_prompts_and_max_tokens():
+    engine = fake_engine("chunked", limits=Limits(max_waiting_tokens=20))
+    engine.submit(request("r0", 3, 5))
+    engine.submit(request("r1", 4, 4))
+    with pytest.raises(QueueFull, match="need 5 tokens, have 4") as info:
+        engine.submit(request("r2", 1, 4))
+    assert info.value.unit == "tokens"
+    engine.submit(request("r3", 1, 3))  # fits to the token
+    with pytest.raises(QueueFull, match="request 'big' alone is larger than the queue: need 21 tokens, have 20"):
+        engine.submit(request("big", 10, 11))
+
+
+def test_the_queue_says_how_fast_it_has_moved():
+    engine = fake_engine("continuous", max_num_seqs=1, limits=Limits(max_waiting_requests=4))
+    for i in range(4):
+        engine.submit(request(f"r{i}", output=5))
+    arrived, spared = 4, []
+    while arrived < 30:
+        engine.step()
+        if len(engine.scheduler.waiting) < 4:
+            engine.submit(request(f"r{arrived}", output=5))
+            arrived += 1
+        elif arrived > 10:
+            with pytest.raises(QueueFull, match="try again in about") as info:
+                engine.submit(request("late"))
+            spared.append(info.value.retry_after_s)
+    # One slot: each request takes it for one step of three tokens and four of one, 7 ms.
+    assert all(0.006 < seconds < 0.009 for seconds in spared) and len(spared) > 20
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+def test_a_run_goes_on_without_those_refused(name, engine_class):
+    limits = Limits(max_waiting_requests=3)
+    engine = fake_engine(name, engine_class=engine_class, max_num_seqs=2, limits=limits)
+    todo = [request(f"r{i}", output=4 + i) for i in range(6)] + [request("late", arrival_time=9.0)]
+    timeline = engine.run(todo)  # all are checked before; the queue's bounds must not count then
+    assert [r.finish_reason for r in todo] == ["length"] * 3 + ["refused"] * 3 + ["length"]
+    for row in todo:
+        record = timeline.requests[row.request_id]
+        assert record.finish_reason == row.finish_reason and record.finish_time >= record.arrival_time
+        if row.finish_reason == "refused":
+            assert record.error == row.error and "need 1 requests, have 0" in row.error
+            assert not row.output_token_ids and record.first_scheduled_time is None
+        else:
+            assert row.error is None and row.output_token_ids == solo_answer([0, 1, 2], row.params.max_tokens)
+    assert "interrupted" not in timeline.header and not engine.requests
+    assert timeline.header["limits"]["max_waiting_requests"] == 3 and json.dumps(timeline.header)
+
+
+def test_an_iterator_of_requests_is_held_against_the_limits_too():
+    engine = fake_engine("chunked", limits=Limits(max_waiting_requests=3))
+    todo = [request(f"r{i}") for i in range(5)]
+    engine.run(iter(todo))
+    assert [r.finish_reason for r in todo] == ["length"] * 3 + ["refused"] * 2
+
+
+def test_a_tenant_is_told_exactly_when():
+    engine = fake_engine("chunked", limits=tenants(tokens_per_s=10, burst_tokens=20))
+    for name in ("a", "b"):  # each has a bucket of its own
+        engine.submit(request(f"{name}0", 3, 5, name))
+        engine.submit(request(f"{name}1", 4, 7, name))
+        with pytest.raises(RateLimited, match=rf"tenant '{name}' .*need 8 tokens, have 1; try again in 0.7 s") as info:
+            engine.submit(request(f"{name}2", 3, 5, name))
+        assert info.value.retry_after_s == pytest.approx(0.7)
+    engine.clock.sleep_until(0.699)
+    with pytest.raises(RateLimited):
+        engine.submit(request("a2", 3, 5, "a"))
+    engine.clock.sleep_until(info.value.retry_after_s)
+    engine.submit(request("a2", 3, 5, "a"))
+
+
+def test_requests_are_limited_in_number():
+    engine = fake_engine("chunked", limits=tenants(requests_per_s=0.5, burst_requests=2))
+    engine.submit(request("r0"))
+    engine.submit(request("r1"))
+    with pytest.raises(RateLimited, match="need 1 requests, have 0; try again in 2 s") as info:
+        engine.submit(request("r2"))
+    assert info.value.unit == "requests" and info.value.retry_after_s == pytest.approx(2.0)
+
+
+def test_both_buckets_are_asked_before_either_gives():
+    door = Door(tenants(tokens_per_s=1, burst_tokens=10, requests_per_s=1, burst_requests=1))
+    door.enter(request("r0", 1, 1), [], 0.0)
+    with pytest.raises(RateLimited) as info:  # both say no: the longer time counts
+        door.enter(request("r1", 1, 9), [], 0.0)
+    assert info.value.retry_after_s == pytest.approx(2.0)
+    door.enter(request("r2", 4, 4), [], 1.0)  # 9 tokens are there: the refusal has cost none
+    with pytest.raises(RateLimited) as info:
+        door.enter(request("r3", 1, 1), [], 1.5)
+    assert info.value.unit == "requests"
+
+
+def test_what_can_never_pass_is_told_at_once_and_before_a_run():
+    engine = fake_engine("chunked", limits=tenants(tokens_per_s=1, burst_tokens=20))
+    with pytest.raises(RateLimited, match=r"larger than the burst .*need 21 tokens, have 20; lower max_tokens") as info:
+        engine.submit(request("big", 1, 20))
+    assert info.value.retry_after_s is None
+    with pytest.raises(RateLimited):
+        engine.run([request("r0"), request("big", 1, 20)])
+    assert not engine.timeline.steps and not engine.requests
+    door = Door(tenants(tokens_per_s=0, burst_tokens=20))
+    door.enter(request("r0", 10, 10), [], 0.0)
+    with pytest.raises(RateLimited, match="its limit lets nothing more in") as info:
+        door.enter(request("r1"), [], 1e6)
+    assert info.value.retry_after_s is None
+
+
+def test_named_tenants_and_the_others():
+    limits = Limits(tenants={"paid": TenantLimit(), "*": TenantLimit(requests_per_s=1, burst_requests=1)})
+    engine = fake_engine("chunked", limits=limits)
+    for i in range(9):
+        engine.submit(request(f"p{i}", tenant="paid"))
+    for tenant in ("x", "y"):
+        engine.submit(request(f"{tenant}0", tenant=tenant))
+        with pytest.raises(RateLimited):
+            engine.submit(request(f"{tenant}1", tenant=tenant))
+    free = fake_engine("chunked", limits=Limits(tenants={"x": TenantLimit(requests_per_s=1, burst_requests=1)}))
+    for i in range(9):
+        free.submit(request(f"r{i}", tenant="nobody"))  # no «*»: without limit
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+@pytest.mark.parametrize("end", ["length", "stop", "abort waiting", "abort running", "error", "abort_all"])
+def test_what_a_request_did_not_use_is_given_back(name, engine_class, end):
+    eos = tuple(solo_answer([0, 1, 2], 9)[3:4]) if end == "stop" else ()
+    limits = tenants(tokens_per_s=1e-9, burst_tokens=1000)
+    options = {"max_num_seqs": 1, "batch_timeout_s": 0.0, "keep_going": True, "max_model_len": 200}
+    engine = fake_engine(name, engine_class=engine_class, limits=limits, eos=eos, **options)
+    engine.submit(request("r0", 3, 100))
+    bucket = engine._door._tenant_buckets("default", 0.0)[0]
+
+    def left() -> int:
+        return round(bucket.level(engine.clock.now()))
+
+    assert left() == 1000 - 103
+    if end == "abort waiting":
+        engine.submit(request("r1", 3, 100))
+        engine.step()
+        assert left() == 1000 - 206
+        engine.abort("r1")
+        assert left() == 1000 - 103  # all of it: nothing was done for it
+        return
+    for _ in range(4):
+        engine.step()
+    if end == "stop":
+        assert engine.timeline.requests["r0"].finish_reason == "stop" and left() == 1000 - 3 - 4
+    elif end == "abort running":
+        engine.abort("r0")
+        assert left() == 1000 - 3 - 4
+    elif end == "abort_all":
+        engine.abort_all()
+        assert left() == 1000 - 3 - 4
+    elif end == "error":
+        engine.runner.run = engine.runner.launch = lambda plan: 1 / 0
+        with pytest.warns(RuntimeWarning, match="the step failed"):
+            engine.step()
+        assert left() == 1000 - 3 - 4
+    else:
+        while engine.scheduler.has_work():
+            engine.step()
+        assert left() == 1000 - 103  # used to the last token
+
+
+def test_a_quota_is_a_slow_bucket_and_a_reset_forgets_it():
+    engine = fake_engine("chunked", limits=tenants(tokens_per_s=100 / 86_400, burst_tokens=100))
+    todo = [request(f"r{i}", 3, 22) for i in range(6)]
+    engine.run(todo)
+    assert [r.finish_reason for r in todo] == ["length"] * 4 + ["refused"] * 2
+    assert "try again in 2.16e+04 s" in todo[4].error  # a quarter of a day
+    again = [request(f"r{i}", 3, 22) for i in range(4)]
+    engine.run(again)
+    assert [r.finish_reason for r in again] == ["length"] * 4
+
+
+def test_tenants_that_were_here_once_are_forgotten():
+    door = Door(tenants(tokens_per_s=1, burst_tokens=10))
+    for i in range(5000):
+        one = request(f"r{i}", 1, 1, tenant=f"t{i}")
+        door.enter(one, [], float(i))
+        one.first_scheduled_time = float(i)
+        door.leave(one, float(i))
+    assert len(door._buckets) <= 1001 and not door._charged
+    door.enter(request("x", 5, 5, tenant="x"), [], 5000.0)
+    for i in range(3000):
+        door.enter(request(f"s{i}", 1, 1, tenant=f"s{i}"), [], 5000.0)
+    with pytest.raises(RateLimited):  # x is not full, so it was kept
+        door.enter(request("x1", 5, 5, tenant="x"), [], 5000.0)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: Limits(max_waiting_requests=0), "max_waiting_requests must be a whole number of at least 1, not 0"),
+        (lambda: Limits(max_waiting_tokens=1.5), "max_waiting_tokens must be a whole number"),
+        (lambda: Limits(tenants={"a": 5}), "the limit of tenant 'a' must be a TenantLimit, not 5"),
+        (lambda: TenantLimit(tokens_per_s=-1), "tokens_per_s must be a number of at least 0, not -1"),
+        (lambda: TenantLimit(burst_tokens=5), "burst_tokens 5 says nothing without tokens_per_s"),
+        (lambda: TenantLimit(requests_per_s=1, burst_requests=0.5), "burst_requests must be a number of at least 1"),
+    ],
+)
+def test_limits_are_checked(make, message):
+    with pytest.raises(InvalidParameter, match=message):
+        make()
+
+
+def test_a_burst_is_a_minute_unless_told():
+    assert TenantLimit(tokens_per_s=50).burst_tokens == 3000 and TenantLimit(requests_per_s=0.001).burst_requests == 1
+
+
+def test_engines_are_built_with_limits():
+    cost = CostModel(device("h100"), model_spec("bard"))
+    engine = simulated_engine(cost, "chunked", max_model_len=64, limits=Limits(max_waiting_requests=2))
+    todo = [request(f"r{i}") for i in range(3)]
+    engine.run(todo)
+    assert [r.finish_reason for r in todo] == ["length", "length", "refused"]
+    pytest.importorskip("torch")
+    from minibatcher import LLM
+
+    llm = LLM("bard", max_model_len=64, limits=Limits(max_waiting_requests=1))
+    one, other = llm.generate(["A", "B"], SamplingParams(max_tokens=2))
+    assert one.error is None and len(one.token_ids) == 2
+    assert other.finish_reason == "refused" and "the queue has no room" in other.error and other.token_ids == []
+    with pytest.raises(InvalidParameter, match=r"limits must be a minibatcher\.limits\.Limits"):
+        LLM("bard", limits=3)
