@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
@@ -298,6 +298,8 @@ def test_a_scheduler_that_promises_the_worst_case_is_told_the_declared_one():
     assert max(len(step.rows) for step in declared.steps) == 8  # 1,600 / (30 + 170)
     assert known.header["max_model_len"] == 40 and declared.header["max_model_len"] == 200
     assert declared.header["declared_max_tokens"] == 170 and "declared_max_tokens" not in known.header
+    cut = run_simulation(workload, COST, declared_max_tokens=170, max_model_len=60, **options)["chunked"]
+    assert max(len(step.rows) for step in cut.steps) == 25  # 1,600 / 64, in whole blocks
     for timeline, reason in ((known, FinishReason.LENGTH), (declared, FinishReason.STOP)):
         assert {(r.num_output_tokens, r.finish_reason) for r in timeline.requests.values()} == {(10, reason.value)}
 
@@ -383,12 +385,10 @@ def test_bad_options_get_a_sentence(spec, message, recwarn):
 
 
 def test_placeholders_take_no_room():
-    """Ten thousand prompts of a hundred thousand tokens are a few numbers each."""
-    import tracemalloc
-
+    """A request of a hundred thousand tokens is a few numbers."""
     row = WorkloadRequest("r", 0.0, 100_000, 1, prefix_hashes=tuple(range(196)))
     tracemalloc.start()
-    requests = [to_request(replace(row, request_id=f"r{random.random()}")) for _ in range(1000)]
+    requests = [to_request(replace(row, request_id=f"r{i}")) for i in range(1000)]
     current, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert current / len(requests) < 4_000  # bytes

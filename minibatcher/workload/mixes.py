@@ -123,8 +123,7 @@ def shared_prefix(
         for what, mean in (("question", prompt_mean), ("answer", output_mean))
     )
     which = stream(seed, "shared-prefix/which").integers(num_prefixes, size=num_requests).tolist()
-    in_round = interleaved * turns
-    conversations = [i // in_round * interleaved + i % in_round % interleaved for i in range(num_requests)]
+    conversations = [i // (interleaved * turns) * interleaved + i % interleaved for i in range(num_requests)]
     past: Counter[int] = Counter()  # tokens of a conversation so far, without the system prompt
     prompt = []
     for conversation, asked, answered in zip(conversations, question.tolist(), answer.tolist()):

@@ -73,14 +73,12 @@ def shared_tokens(prompts: Sequence[Sequence[int]], block_size: int) -> Iterator
     places: dict[tuple[int, Hashable], int] = {}  # (place of the piece before, piece) → its place
     longest = [0]  # tokens of the piece at each place in the prompt that has most of it; place 0 is the root
     for prompt in prompts:
-        place, shared, on_path = 0, 0, True
+        place = shared = 0
         for piece, num_tokens in prompt.pieces() if isinstance(prompt, HashedPrompt) else _blocks(prompt, block_size):
             place = places.setdefault((place, piece), len(longest))
             if place == len(longest):
                 longest.append(0)
-            if on_path:
-                shared += min(num_tokens, longest[place])
-                on_path = num_tokens <= longest[place]
+            shared += min(num_tokens, longest[place])  # none has what follows a piece that none has whole
             longest[place] = max(longest[place], num_tokens)
         yield shared
 
