@@ -246,6 +246,8 @@ class Engine:
         """End every request that is left and start from a clean slate, whatever state an interrupt has left."""
         now, left = self.clock.now(), list(self.requests.values())
         for request in left:
+            del request.output_token_ids[len(request.token_times) :]  # a token may have been half appended
+            request.num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
             if not request.finished:
                 request.finish(FinishReason.ABORT, now)
         self.scheduler.clear()
