@@ -23,13 +23,14 @@ def next_token(token_ids: list[int]) -> int:
 class MemoryRunner:
     """Writes each planned token into the pool through the block table, then answers from what the pool holds.
 
-    A lost block, a block shared by two requests, a token computed twice or never: each changes the answer.
+    As in a model, what it writes for a token depends on all before it. A lost block, a block of two requests that do
+    not begin alike, a token computed too early or never: each changes the answer.
     """
 
     def __init__(self, kv: BlockKV, seconds_per_token: float = 0.001, seconds_per_step: float = 0.0) -> None:
         self.kv, self.seconds_per_token, self.seconds_per_step = kv, seconds_per_token, seconds_per_step
-        self.pool: list[int | None] = [None] * (kv.num_blocks * kv.block_size)
-        self.host: dict[int, list[int | None]] = {}
+        self.pool: list[tuple[int, int] | None] = [None] * (kv.num_blocks * kv.block_size)  # token, what came before
+        self.host: dict[int, list[tuple[int, int] | None]] = {}
 
     def _place(self, request, position: int) -> int:
         block = self.kv.table(request.request_id)[position // self.kv.block_size]
@@ -49,13 +50,24 @@ class MemoryRunner:
             self._copy(swap)
         for request, num_tokens in plan.num_tokens.items():
             first = request.num_computed_tokens
+            before = hash(self.pool[self._place(request, first - 1)]) if first else 0
             for position, token in enumerate(request.token_slice(first, first + num_tokens), first):
-                self.pool[self._place(request, position)] = token
+                self.pool[self._place(request, position)] = entry = (token, before)
+                before = hash(entry)
         token_ids = {}
         for request, num_tokens in plan.num_tokens.items():
             if num_tokens and num_tokens == request.num_pending_tokens:
-                token_ids[request] = next_token([self.pool[self._place(request, p)] for p in range(request.num_tokens)])
+                token_ids[request] = next_token(self._read(request))
         return StepResult(token_ids, self.seconds_per_step + self.seconds_per_token * plan.num_computed_tokens)
+
+    def _read(self, request) -> list[int]:
+        """Its tokens as the pool holds them; -1 for one that was computed after others than these."""
+        tokens, before = [], 0
+        for position in range(request.num_tokens):
+            entry = self.pool[self._place(request, position)]
+            tokens.append(entry[0] if entry and entry[1] == before else -1)
+            before = hash(entry)
+        return tokens
 
     def launch(self, plan) -> Promise:
         return Promise(self.run(plan))
