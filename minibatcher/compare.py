@@ -60,7 +60,6 @@ def rate_servers(
     params: SamplingParams | None = None,
     declared_max_tokens: int | None = None,
     keep_going: bool = False,
-    progress: bool = False,
     **options,
 ) -> Iterator[tuple[str, Callable[[float], Timeline]]]:
     """For each variant, a function that serves the workload at a request rate, as capacity.find_capacity takes it.
@@ -73,7 +72,7 @@ def rate_servers(
 
         def serve(request_rate: float, engine: Engine = engine) -> Timeline:
             faster = workload.at_rate(request_rate, seed=stand.seed)
-            return stand.serve(engine, stand.requests(faster, engine), progress)
+            return stand.serve(engine, stand.requests(faster, engine))
 
         yield name, serve
         del engine, serve
@@ -127,7 +126,7 @@ class _Stand:
             _warm_up(engine, self.model)
         return engine
 
-    def serve(self, engine: Engine, requests: list[Request], progress: bool) -> Timeline:
+    def serve(self, engine: Engine, requests: list[Request], progress: bool = False) -> Timeline:
         """Run, and note what the engine does not know: where the requests come from."""
         timeline = engine.run(requests, progress=progress)
         header = timeline.header

@@ -8,7 +8,7 @@ from typing import Any
 
 from .errors import InvalidParameter
 from .metrics import DEFINITIONS, cost, goodput, summarize
-from .report_rows import lines_of
+from .report_rows import Lines, lines_of
 from .tally import Tally
 from .timeline import Timeline
 
@@ -98,28 +98,29 @@ def comparison(
 
 def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> str:
     """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
-    lines = lines_of(data)
-    heads = [
-        textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-        for name in data["strategies"]
-    ]
-    depth = max(map(len, heads))
-    label_width = max(len(label) for label, _ in lines)
-    columns = [*heads, *(cells for _, cells in lines)]
-    cell_width = max(10, *(len(text) + 2 for texts in columns for text in texts))
-    rule = "─" * (label_width + cell_width * len(heads))
-    out = [textwrap.fill(text, width) for text in (_title(data), data["setting"]) if text] + [""]
-    for row in zip(*([""] * (depth - len(head)) + head for head in heads)):
-        out.append((" " * label_width + "".join(piece.rjust(cell_width) for piece in row)).rstrip())
-    out.append(rule)
-    for label, cells in lines:
-        out.append((label.ljust(label_width) + "".join(cell.rjust(cell_width) for cell in cells)).rstrip())
-    out.append(rule)
+    out = [textwrap.fill(text, width) for text in (_title(data), data["setting"]) if text]
+    out += ["", aligned(list(data["strategies"]), lines_of(data))]
     for note in _notes(data):
         out.append(textwrap.fill(note, width))
     if explain:
         out += ["", *(_wrapped(name, text, width) for name, text in data["definitions"].items())]
     return "\n".join(out)
+
+
+def aligned(names: list[str], lines: Lines) -> str:
+    """Rows under a head of column names, between rules."""
+    heads = [textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) or [""] for name in names]
+    depth = max(map(len, heads))
+    label_width = max(len(label) for label, _ in lines)
+    columns = [*heads, *(cells for _, cells in lines)]
+    cell_width = max(10, *(len(text) + 2 for texts in columns for text in texts))
+    rule = "─" * (label_width + cell_width * len(heads))
+    out = []
+    for row in zip(*([""] * (depth - len(head)) + head for head in heads)):
+        out.append(" " * label_width + "".join(piece.rjust(cell_width) for piece in row))
+    out.append(rule)
+    out += [label.ljust(label_width) + "".join(cell.rjust(cell_width) for cell in cells) for label, cells in lines]
+    return "\n".join(line.rstrip() for line in [*out, rule])
 
 
 def markdown(data: dict[str, Any]) -> str:
@@ -180,10 +181,14 @@ TITLE_FACTS = {
 
 
 def _title(data: dict[str, Any]) -> str:
-    clock = {"measured": "MEASURED (wall clock)", "simulated": "SIMULATED (virtual time, no model ran)"}[data["clock"]]
-    header, runs = data["header"], list(data["strategies"].values())
-    most = max(run["num_requests"] for run in runs)
-    facts = [clock, f"{most:,} request{'s' if most != 1 else ''}"]
+    most = max(run["num_requests"] for run in data["strategies"].values())
+    return title_of(data["clock"], data["header"], most)
+
+
+def title_of(clock: str, header: dict[str, Any], num_requests: int) -> str:
+    """Measured or simulated, and what was the same in all runs."""
+    told = {"measured": "MEASURED (wall clock)", "simulated": "SIMULATED (virtual time, no model ran)"}[clock]
+    facts = [told, f"{num_requests:,} request{'s' if num_requests != 1 else ''}"]
     hardware = header.get("hardware")
     header = header | {"device": hardware.get("device")} if isinstance(hardware, dict) else header
     if header.get("varied") and "strategy" in header:  # the columns are named by what varies

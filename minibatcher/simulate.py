@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -137,6 +137,24 @@ def run_simulation(
         if timeline.header.get("interrupted"):
             break
     return timelines
+
+
+def rate_servers(
+    workload: Workload, cost: CostModel, variants: Variants, *, seed: int = 0, **options
+) -> Iterator[tuple[str, Callable[[float], Timeline]]]:
+    """For each variant, a function that serves the workload at a request rate, as capacity.find_capacity takes it.
+
+    options: those of run_simulation.
+    """
+    for name, own in variants.items():
+
+        def serve(request_rate: float, name: str = name, own: Mapping[str, Any] = own) -> Timeline:
+            faster = workload.at_rate(request_rate, seed=seed)
+            timeline = run_simulation(faster, cost, variants={name: own}, seed=seed, **options)[name]
+            timeline.header |= {"workload": workload.facts(), "varied": varied(variants)}
+            return timeline
+
+        yield name, serve
 
 
 def to_request(

@@ -32,6 +32,7 @@ LAYERS = [
         "calibrate",
         "report",
         "report_rows",
+        "report_capacity",
         "viz",
         "labkit",
         "kernels",

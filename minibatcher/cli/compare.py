@@ -9,6 +9,7 @@ from ..report import definitions
 from ..request import SamplingParams
 from ..scheduling import SchedulerConfig
 from ..variants import make_variants
+from .capacity import add_capacity_options, check_capacity, give_capacities
 from .options import (
     add_engine_options,
     add_model_options,
@@ -22,6 +23,7 @@ from .pressure import shorten_memory
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
+CAPACITY_NUM_REQUESTS = 100  # so that one may be late of 99 %
 DEFAULT_MAX_MODEL_LEN = 1024  # keeps the default run under a minute on two CPU cores
 
 
@@ -38,7 +40,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "streams the weights from memory whoever is in it (see simulate).\n\n"
         "Several names for --admission, --ordering, --preemption or --enable-prefix-caching make a column each:\n"
         "  minibatcher compare --strategies chunked --admission worst-case,optimistic,preempt\n"
-        "  minibatcher compare --strategies chunked --workload shared-prefix --enable-prefix-caching off,on",
+        "  minibatcher compare --strategies chunked --workload shared-prefix --enable-prefix-caching off,on\n\n"
+        "How much traffic does it take? The highest request rate at which 99 % of requests meet the objectives:\n"
+        "  minibatcher compare --strategies static chunked --find-capacity --slo-ttft-ms 500 --slo-tpot-ms 50",
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -49,23 +53,27 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_model_options(parser)
     add_engine_options(parser)
     add_speed_options(parser)
+    add_capacity_options(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
-    from ..compare import run_comparison
+    if args.find_capacity:
+        check_capacity(args)
+    from ..compare import rate_servers, run_comparison
 
     model = load_for(args)
     tokenizer = model.tokenizer
     count_tokens = (lambda text: len(tokenizer.encode(text, add_special_tokens=True))) if tokenizer else None
-    workload = read_workload(args, DEFAULT_NUM_REQUESTS, float("inf"), count_tokens)
+    count = CAPACITY_NUM_REQUESTS if args.find_capacity else DEFAULT_NUM_REQUESTS
+    workload = read_workload(args, count, float("inf"), count_tokens)
     if args.max_model_len is None:
         args.max_model_len = min(DEFAULT_MAX_MODEL_LEN, model.config.max_position_embeddings)
     workload = workload.fit_to_context(args.max_model_len)
     seconds = workload.requests[-1].arrival_time
-    if seconds > 60 and not args.quiet:
+    if seconds > 60 and not args.quiet and not args.find_capacity:
         print(
             f"The requests of {workload.name} arrive over {_duration(seconds)}, so each strategy takes that long at "
             "least; --request-rate changes it, and inf lets all arrive at once.",
@@ -81,16 +89,16 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_tokens=args.max_tokens,
     )
-    timelines = run_comparison(
-        workload,
-        model=model,
-        params=SamplingParams(max_tokens=args.max_tokens),
-        variants=make_variants(names, choices(args)),
-        declared_max_tokens=declared,
-        keep_going=True,
-        progress=sys.stderr.isatty() and not args.quiet,
-        **options,
-    )
+    options |= {
+        "model": model,
+        "params": SamplingParams(max_tokens=args.max_tokens),
+        "variants": make_variants(names, choices(args)),
+        "declared_max_tokens": declared,
+        "keep_going": True,
+    }
+    if args.find_capacity:
+        return give_capacities(args, rate_servers(workload, **options), setting)
+    timelines = run_comparison(workload, progress=sys.stderr.isatty() and not args.quiet, **options)
     return give_results(args, timelines, setting=setting)
 
 

@@ -172,9 +172,9 @@ def give_results(
     objectives, by_class = objectives_of(args)
     written = []
     if args.timeline:
-        written.append(_attempt(args, lambda: _write_timelines(timelines, args.timeline)))
+        written.append(attempt(args, lambda: _write_timelines(timelines, args.timeline)))
     if args.plot:
-        written.append(_attempt(args, lambda: _draw(timelines, args.plot)))
+        written.append(attempt(args, lambda: _draw(timelines, args.plot)))
     result = comparison(
         timelines,
         objectives=objectives,
@@ -184,9 +184,9 @@ def give_results(
         setting=setting,
     )
     if args.html:
-        written.append(_attempt(args, lambda: _write_page(timelines, result, args.html)))
+        written.append(attempt(args, lambda: _write_page(timelines, result, args.html)))
     if args.json:
-        written.append(_attempt(args, lambda: write_json(result, args.json)))
+        written.append(attempt(args, lambda: write_json(result, args.json)))
     print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
     interrupted = any(timeline.header.get("interrupted") for timeline in timelines.values())
     if interrupted:
@@ -194,7 +194,8 @@ def give_results(
     return 2 if not all(written) else 130 if interrupted else 0
 
 
-def _attempt(args: argparse.Namespace, write: Callable[[], None]) -> bool:
+def attempt(args: argparse.Namespace, write: Callable[[], None]) -> bool:
+    """Whether something could be written; if not, it has been told, and costs nothing else."""
     try:
         write()
     except MinibatcherError as error:

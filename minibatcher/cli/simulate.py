@@ -9,6 +9,7 @@ from ..errors import InvalidParameter
 from ..hardware import BYTES, Device, device, devices, model_spec, model_specs
 from ..report import definitions
 from ..variants import make_variants
+from .capacity import add_capacity_options, check_capacity, give_capacities
 from .options import add_engine_options, check_file, choices, engine_options, number, whole_number, write_json
 from .pressure import shorten_memory
 from .runs import add_result_options, add_workload_options, check_results, give_results, objectives_of, read_workload
@@ -60,17 +61,20 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_engine_options(
         parser, max_num_seqs=256, max_num_batched_tokens=2048, kv_cache="what memory leaves beside the weights"
     )
+    add_capacity_options(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     names = check_results(args)
+    if args.find_capacity:
+        check_capacity(args)
     if args.calibrate is not None:
         return _calibrate(args)
     from ..calibrate import load_saved
     from ..runners.roofline import CostModel, Efficiency
-    from ..simulate import DEFAULT_KNOBS, run_simulation
+    from ..simulate import DEFAULT_KNOBS, rate_servers, run_simulation
     from ..utilisation import utilisation
 
     options = engine_options(args)
@@ -96,8 +100,8 @@ def run(args: argparse.Namespace) -> int:
     keep = len(workload) <= KEEP_UP_TO
     if not keep and (args.timeline or args.plot or args.html or any(objectives_of(args)) or args.price_per_hour):
         raise InvalidParameter(
-            "--timeline, --plot, --html, --slo-* and --price-per-hour need every step, which is kept up to "
-            f"{KEEP_UP_TO:,} requests; this workload has {len(workload):,}"
+            "--find-capacity, --timeline, --plot, --html, --slo-* and --price-per-hour need every step, which is kept "
+            f"up to {KEEP_UP_TO:,} requests; this workload has {len(workload):,}"
         )
     declared, setting = shorten_memory(
         args,
@@ -107,16 +111,12 @@ def run(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs or DEFAULT_KNOBS["max_num_seqs"],
         max_model_len=args.max_model_len or cost.model.max_position_embeddings,
     )
-    timelines = run_simulation(
-        workload,
-        cost,
-        variants=make_variants(names, choices(args)),
-        seed=args.seed,
-        progress=sys.stderr.isatty() and not args.quiet,
-        keep_timeline=keep,
-        declared_max_tokens=declared,
-        **options,
-    )
+    variants = make_variants(names, choices(args))
+    options |= {"seed": args.seed, "declared_max_tokens": declared}
+    if args.find_capacity:
+        return give_capacities(args, rate_servers(workload, cost, variants, **options), setting)
+    progress = sys.stderr.isatty() and not args.quiet
+    timelines = run_simulation(workload, cost, variants=variants, progress=progress, keep_timeline=keep, **options)
     used = {name: utilisation(timeline, cost) for name, timeline in timelines.items()} if keep else None
     return give_results(args, timelines, used, setting)
 

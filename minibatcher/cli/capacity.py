@@ -1,0 +1,114 @@
+"""What `--find-capacity` of `compare` and `simulate` share: its options, the search for each column, the results."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..capacity import INTERRUPTED, Capacity, find_capacity
+from ..errors import InvalidParameter
+from ..metrics import COMPLETED
+from ..report_capacity import capacity_comparison, capacity_table
+from .options import positive_number, write_json
+from .runs import attempt, objectives_of
+
+LOWEST, HIGHEST = 1 / 32, 2  # of the rate at which requests that are all there at once are served
+
+Serve = Callable[[float], Any]  # request rate → Timeline
+
+
+def add_capacity_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("capacity")
+    group.add_argument(
+        "--find-capacity",
+        action="store_true",
+        help="find the highest request rate at which the objectives (--slo-*) are met and the queue does not grow, by "
+        "serving the same requests again and again, faster or slower",
+    )
+    group.add_argument(
+        "--capacity-share",
+        type=positive_number,
+        default=0.99,
+        metavar="SHARE",
+        help="share of all requests that must be within the objectives; with --slo of each class, too (default: 0.99)",
+    )
+    group.add_argument(
+        "--capacity-range",
+        type=rate_range,
+        metavar="LOW:HIGH",
+        help="request rates to search between (default: from 1/32 of the rate at which requests that are all there at "
+        "once are served, which is measured first, to twice that)",
+    )
+
+
+def rate_range(text: str) -> tuple[float, float]:
+    """An option's type: LOW:HIGH requests per second."""
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} must be LOW:HIGH, in requests per second")
+    ends = positive_number(low), positive_number(high)
+    if ends[0] >= ends[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} must go from a lower rate to a higher one")
+    return ends
+
+
+def check_capacity(args: argparse.Namespace) -> None:
+    """Say before anything runs what doesn't go with --find-capacity. Raises InvalidParameter."""
+    if not any(objectives_of(args)):
+        raise InvalidParameter("--find-capacity needs an objective: --slo-ttft-ms, --slo-tpot-ms or --slo")
+    if args.request_rate is not None:
+        raise InvalidParameter("--find-capacity looks for the request rate; leave --request-rate out")
+    if args.capacity_share > 1:
+        raise InvalidParameter(f"--capacity-share must be at most 1, not {args.capacity_share:g}")
+    for name in ("timeline", "plot", "html", "price_per_hour"):
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise InvalidParameter(f"--{option} is of single runs; leave it out with --find-capacity")
+
+
+def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve]], setting: str = "") -> int:
+    """Search for each column, then print the table and write the JSON. Returns the exit code."""
+    objectives, by_class = objectives_of(args)
+    show = sys.stderr.isatty() and not args.quiet
+    found: dict[str, Capacity] = {}
+    try:
+        for name, serve in servers:
+            low, high = args.capacity_range or _range(serve)
+            found[name] = find_capacity(
+                serve,
+                objectives,
+                class_objectives=by_class,
+                share=args.capacity_share,
+                low=low,
+                high=high,
+                progress=name if show else "",
+            )
+            if found[name].outcome == INTERRUPTED:
+                break
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        interrupted = True
+    else:
+        interrupted = any(capacity.outcome == INTERRUPTED for capacity in found.values())
+    result = capacity_comparison(found, objectives=objectives, class_objectives=by_class, setting=setting)
+    written = attempt(args, lambda: write_json(result, args.json)) if args.json else True
+    print(capacity_table(result), file=sys.stderr if args.json == "-" else sys.stdout)
+    if interrupted:
+        print("interrupted: the rates are those tried so far", file=sys.stderr)
+    return 2 if not written else 130 if interrupted else 0
+
+
+def _range(serve: Serve) -> tuple[float, float]:
+    """Request rates to search between, from how fast requests are served that are all there at once."""
+    timeline = serve(math.inf)
+    if timeline.header.get("interrupted"):
+        raise KeyboardInterrupt
+    served = sum(record.finish_reason in COMPLETED for record in timeline.requests.values())
+    if not served:
+        raise InvalidParameter("none of the requests was served when all came at once; name a --capacity-range")
+    rate = served / timeline.duration
+    return LOWEST * rate, HIGHEST * rate
