@@ -86,7 +86,8 @@ class Request:
 
     There is no prefill phase and no decode phase: `num_tokens` counts prompt and generated tokens,
     `num_computed_tokens` those whose keys and values are in the cache, and each step lets the second catch up.
-    `prompt_token_ids` is any sequence of ints; a simulator passes `range(n)`. Times are seconds on the engine's clock.
+    `prompt_token_ids` is any sequence of ints; a simulator passes placeholders, made when asked for. Times are
+    seconds on the engine's clock.
     """
 
     request_id: str

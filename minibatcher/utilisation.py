@@ -87,7 +87,7 @@ def work_of(step: StepRecord, requests: Mapping[str, RequestRecord]) -> StepWork
 def model_flops(timeline: Timeline, cost: CostModel) -> float:
     """FLOPs that the tokens made within the timeline's span need, each token computed once and alone in its row.
 
-    A prompt counts when its first token comes out.
+    A prompt counts when its first token comes out, less what was found in the prefix cache.
     """
     start, end = timeline.span
     sliced = "slice" in timeline.header
@@ -100,9 +100,8 @@ def model_flops(timeline: Timeline, cost: CostModel) -> float:
             first, made = (inside[0], inside[-1] + 1) if inside else (0, 0)
         if not made:
             continue
-        done = (
-            prompt + first - 1 if first else 0
-        )  # tokens computed before; making token i computes up to prompt + i - 1
+        # tokens computed before, or found in the prefix cache; making token i computes up to prompt + i - 1
+        done = prompt + first - 1 if first else request.num_cached_tokens
         last = prompt + made - 1
         num_tokens += last - done
         num_sampled += made - first

@@ -15,7 +15,7 @@ from minibatcher.runners.roofline import CostModel, RooflineRunner, step_work
 from minibatcher.scheduling import SchedulerConfig, make_scheduler, strategy
 from minibatcher.simulate import run_simulation
 from minibatcher.utilisation import UTILISATIONS, model_flops, utilisation, work_of
-from minibatcher.workload import Workload, WorkloadRequest, uniform
+from minibatcher.workload import Workload, WorkloadRequest, load_workload, uniform
 
 COST = CostModel(device("h100"), model_spec("llama-3.1-8b"))
 STRATEGIES = ("solo", "static", "dynamic", "continuous", "chunked")
@@ -64,6 +64,14 @@ def test_tokens_computed_again_after_a_preemption_count_in_hfu_alone():
     assert [replace(work, num_sampled=0) for work in recorded] == [replace(work, num_sampled=0) for work in works]
     found = utilisation(timeline, COST)
     assert found["hfu"] > 1.02 * found["mfu"]
+
+
+def test_tokens_found_in_the_prefix_cache_are_nobodys_work():
+    workload = load_workload("shared-prefix:prefix_tokens=400", num_requests=30, request_rate=9.0)
+    timeline = run_simulation(workload, COST, strategies=["chunked"], enable_prefix_caching=True)["chunked"]
+    assert sum(record.num_cached_tokens for record in timeline.requests.values()) > 5_000
+    found = utilisation(timeline, COST)
+    assert found["mfu"] == pytest.approx(found["hfu"], rel=1e-9)  # nothing was computed twice
 
 
 def one_request(prompt, output):
