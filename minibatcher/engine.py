@@ -248,12 +248,14 @@ class Engine:
         for request in left:
             del request.output_token_ids[len(request.token_times) :]  # a token may have been half appended
             request.num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
+            request.slot = None
             if not request.finished:
                 request.finish(FinishReason.ABORT, now)
         self.scheduler.clear()
         self._in_step = False  # or an interrupt has left it so
         callbacks = [self._close(request) for request in left]
-        self._dropped.clear()
+        for leftovers in (self._dropped, self._detokenizers, self._callbacks):
+            leftovers.clear()
         if self._door:
             self._door.clear(now)
         for request, callback in zip(left, callbacks):

@@ -55,11 +55,24 @@ def test_an_interrupt_waits_for_the_step_to_end(name):
     check_usable(engine)
 
 
-@pytest.mark.parametrize("name, engine_class", [("static", Engine), ("chunked", Engine), ("chunked", AheadEngine)])
-@pytest.mark.parametrize("line", range(1, 200, 9))
-def test_a_second_interrupt_anywhere_leaves_the_engine_usable(name, engine_class, line):
+SHARING = {"enable_prefix_caching": True, "preemption": "swap", "ordering": "fair-share", "num_blocks": 6}
+
+
+@pytest.mark.parametrize(
+    "name, engine_class, options",
+    [
+        ("static", Engine, {}),
+        ("chunked", Engine, {}),
+        ("chunked", AheadEngine, {}),
+        ("chunked", Engine, SHARING),
+        ("continuous", AheadEngine, SHARING),
+    ],
+)
+@pytest.mark.parametrize("line", range(1, 400, 9))
+def test_a_second_interrupt_anywhere_leaves_the_engine_usable(name, engine_class, options, line):
     """An impatient user interrupts between any two lines of engine, scheduler and record."""
-    engine = fake_engine(name, engine_class=engine_class, max_num_seqs=2, num_blocks=8)
+    options = {"max_num_seqs": 2, "num_blocks": 8, "max_model_len": 24, **options}
+    engine = fake_engine(name, engine_class=engine_class, **options)
     seen = 0
 
     def trace(frame, event, _):

@@ -18,6 +18,7 @@ from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine, Output
 from minibatcher.errors import OutOfMemory, PlanError, RequestFailed
 from minibatcher.kv import BlockKV, PrefixKV, SlotKV
+from minibatcher.limits import Limits, TenantLimit
 from minibatcher.request import Request, SamplingParams
 from minibatcher.tally import Tally
 
@@ -517,48 +518,68 @@ def test_a_plan_that_breaks_the_contract_is_raised_although_it_keeps_going():
 # Interrupts
 
 
-@pytest.mark.parametrize("name, engine_class, setup", [c for c in CASES if c[2] in ("plain", "prefix and swap")])
-@pytest.mark.parametrize("part", range(3))
-def test_an_interrupt_anywhere_in_a_step_leaves_nobody_behind(name, engine_class, setup, part):
-    """Between any two lines, without `run`: the step cleans up by itself, or abort_all does."""
-    for line in range(1 + part, 700, 29):
-        engine = faulty_engine(name, engine_class, **SETUPS[setup] | {"num_blocks": 8})
-        todo = requests(6)
-        for request in todo:
-            engine.submit(request, lambda output: None)
-        for _ in range(4):
-            engine.step()
-        seen = 0
+def interrupting(line: int):
+    """A trace function that interrupts before so many more lines of ours have run."""
+    seen = 0
 
-        def trace(frame, event, _, line=line):
-            nonlocal seen
-            if "minibatcher" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                seen += 1
-                if seen == line:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
+    def trace(frame, event, _):
+        nonlocal seen
+        if "minibatcher" not in frame.f_code.co_filename:
+            return None
+        seen += event == "line"
+        if seen == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
 
-        interrupted = False
-        sys.settrace(trace)
+    return trace
+
+
+@pytest.mark.parametrize("name, engine_class, setup", CASES)
+@given(data=st.data())
+def test_interrupts_anywhere_leave_nobody_behind(name, engine_class, setup, data):
+    """Between any two lines, without `run`, in the middle of other failures, and again while all are aborted."""
+    errors = st.sampled_from([ValueError("bad"), OutOfMemory("20 GiB")])
+    fault = st.tuples(st.sampled_from(["before", "after", "result"]), errors)
+    faults = data.draw(st.dictionaries(st.integers(1, 12), fault, max_size=3))
+    limits = Limits(tenants={"*": TenantLimit(tokens_per_s=0, burst_tokens=10_000)})
+    options = SETUPS[setup] | ({"num_blocks": 14} if "num_blocks" in SETUPS[setup] else {}) | {"limits": limits}
+    engine, todo = faulty_engine(name, engine_class, faults, keep_going=True, **options), requests(6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
-            for _ in range(9):
+            sys.settrace(interrupting(data.draw(st.integers(1, 2500))))
+            for request in todo:
+                engine.submit(request, lambda output: None)
+            engine.abort("r2")
+            for _ in range(12):
                 if engine.scheduler.has_work():
                     engine.step()
         except KeyboardInterrupt:
-            interrupted = True
+            pass
         finally:
             sys.settrace(None)
-        assert interrupted or not engine.scheduler.has_work()
+        try:
+            sys.settrace(interrupting(data.draw(st.integers(1, 200))))
+            engine.abort_all()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
         engine.abort_all()
-        assert not engine._in_step
-        for request in todo:
-            record = engine.timeline.requests[request.request_id]
-            assert request.finish_reason in ("length", "abort") and record.finish_reason == request.finish_reason
-            assert request.output_token_ids == answer(request)[: request.num_output_tokens]
+    for request in todo:
+        if not request.finished:  # it was never let in
+            assert request.request_id not in engine.timeline.requests and request.is_fresh
+            continue
+        record = engine.timeline.requests[request.request_id]
+        assert record.finish_reason == request.finish_reason and record.num_output_tokens == request.num_output_tokens
+        assert request.output_token_ids == answer(request)[: len(request.token_times)]
+    assert not engine._in_step and not engine._door._charged
+    engine.scheduler.kv.check()
+    if engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size >= 32:
         check_usable(engine)
+    else:
+        check_whole(engine)
 
 
 def test_an_interrupt_inside_a_runner_or_a_callback_aborts_all():

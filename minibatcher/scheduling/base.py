@@ -95,7 +95,7 @@ class Scheduler(ABC):
 
     def clear(self) -> None:
         """Forget everybody and all that was learnt of them, whatever state an interrupt has left."""
-        for request in (*self.waiting, *self.running):
+        for request in self.running:  # the queue may be torn
             request.slot = None
         self.waiting, self.admission = make_ordering(self.config), make_admission(self.config)
         self.running.clear()
