@@ -132,7 +132,7 @@ def run_simulation(
         timelines[name] = timeline = engine.run(requests, progress=progress, total=len(workload))
         kv = engine.scheduler.kv
         if kv.shares_prefixes:
-            bound = prefix_bound([HashedPrompt.of(row) for row in workload], kv.block_size)
+            bound = prefix_bound(map(HashedPrompt.of, workload), kv.block_size)
             timeline.header |= {"prefix_bound": bound} if bound["tokens"] else {}
         if timeline.header.get("interrupted"):
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import overload
 
 from .base import WorkloadRequest
@@ -65,7 +65,7 @@ class HashedPrompt(Sequence[int]):
             yield self._id_of(i), min(size, self._num_tokens - i * size)
 
 
-def shared_tokens(prompts: Sequence[Sequence[int]], block_size: int) -> Iterator[int]:
+def shared_tokens(prompts: Iterable[Sequence[int]], block_size: int) -> Iterator[int]:
     """For each prompt, how many tokens at its head stand at the head of an earlier one, too.
 
     Prompts are a trie of pieces: runs of equal tokens of a HashedPrompt, else whole blocks of `block_size` token ids.
@@ -88,13 +88,14 @@ def _blocks(prompt: Sequence[int], block_size: int) -> Iterator[tuple[tuple[int,
         yield tuple(prompt[end - block_size : end]), block_size
 
 
-def prefix_bound(prompts: Sequence[Sequence[int]], block_size: int) -> dict[str, int]:
+def prefix_bound(prompts: Iterable[Sequence[int]], block_size: int) -> dict[str, int]:
     """What a prefix cache without limits would find: {"tokens": found, "of": all prompt tokens}, ready for a record.
 
-    prompts: in order of arrival; all of an earlier prompt counts as there when the next one comes. Whole blocks are
-    found, and never the last token of a prompt. No run that serves in order of arrival finds more. Another order may,
-    by little: a prompt that ends where a block ends does not look for that block, but leaves it to others.
+    Whole blocks are found, and never the last token of a prompt; all of an earlier prompt counts as there at once, and
+    nothing that is generated. No order of service finds more: prompts are counted from the shortest to the longest,
+    since one that ends where a block ends does not look for that block, but leaves it to all others.
     """
+    prompts = sorted(prompts, key=len)
     shared = zip(prompts, shared_tokens(prompts, block_size))
     found = sum(min(tokens, len(prompt) - 1) // block_size * block_size for prompt, tokens in shared)
     return {"tokens": found, "of": sum(map(len, prompts))}
