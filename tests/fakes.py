@@ -80,6 +80,27 @@ class Promise:
         self.requests, self.result = list(result.token_ids), lambda: result
 
 
+class StubRunner:
+    """Computes nothing, in no time to speak of: every token is 0, and time is what the plan would take."""
+
+    def __init__(self, seconds_per_token: float = 0.0001, seconds_per_step: float = 0.01) -> None:
+        self.seconds_per_token, self.seconds_per_step = seconds_per_token, seconds_per_step
+
+    def run(self, plan) -> StepResult:
+        token_ids = {r: 0 for r, n in plan.num_tokens.items() if n and n == r.num_tokens - r.num_computed_tokens}
+        return StepResult(token_ids, self.seconds_per_step + self.seconds_per_token * plan.num_computed_tokens)
+
+
+def stub_engine(name: str, *, recorder=None, num_blocks: int = 10_000, max_model_len: int = 4_096, **options) -> Engine:
+    """A fake_engine for much traffic, on a StubRunner."""
+    engine = fake_engine(name, num_blocks=num_blocks, max_model_len=max_model_len, **options)
+    engine.runner = StubRunner()
+    if recorder is not None:
+        engine.recorder = recorder
+        engine.reset()
+    return engine
+
+
 def fake_engine(
     name: str,
     *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sys
+import warnings
 import zlib
 from collections import Counter
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine
-from minibatcher.errors import RequestRefused
+from minibatcher.errors import OutOfMemory, RequestRefused
 from minibatcher.recorder import TimelineRecorder
 from minibatcher.request import Request, SamplingParams
 from minibatcher.scheduling import ADMISSIONS, ORDERINGS, WaitReason
@@ -68,11 +69,16 @@ class DeviceFailed(RuntimeError):
     """What a broken step raises."""
 
 
+class NoMemory(OutOfMemory):
+    """What a step raises that asks for too much."""
+
+
 class WatchedRunner(MemoryRunner):
     """Fails when told to, and looks at each plan as the device would: what may it write, whom did it let overtake?"""
 
     machine: PressureMachine
     fail_at: str | None = None
+    fail_with: type[Exception] = DeviceFailed
 
     def run(self, plan):
         self.machine.check_plan(plan)
@@ -95,7 +101,10 @@ class WatchedRunner(MemoryRunner):
         last = "after the writes" if type(self.machine.engine) is Engine else "as the tokens come"
         if self.fail_at == stage or (self.fail_at == "as the tokens come" and stage == last):
             self.fail_at = None
-            raise DeviceFailed(stage)
+            raise self.fail_with(stage)
+
+    def release(self) -> None:
+        self.pool = [None] * len(self.pool)
 
 
 class CountingRecorder(TimelineRecorder):
@@ -186,7 +195,7 @@ class PressureMachine(RuleBasedStateMachine):
         scheduler.schedule = lambda now: self.check_choice(scheduler.running[:1], schedule(now))
         self.requests: list[Request] = []
         self.answers: dict[Request, list[int]] = {}  # the solo runs
-        self.num_failed = 0
+        self.num_failed = self.num_shrunk = 0
         self.eos = eos
         self.add(newcomers)
 
@@ -198,6 +207,8 @@ class PressureMachine(RuleBasedStateMachine):
             self.add_one(**newcomer)
 
     def add_one(self, story, head, tail, max_tokens, stop_after, priority, tenant):
+        if self.longest < 2:  # little is left of the pool
+            return
         max_tokens = min(max_tokens, self.longest - 1)
         room = self.longest - max_tokens
         prompt = [*STORIES[story][:head], *tail][:room] or [1]
@@ -227,17 +238,39 @@ class PressureMachine(RuleBasedStateMachine):
     @rule(stage=st.sampled_from(STAGES))
     def fail(self, stage):
         """A step that breaks ends those that it computes for, and nobody else."""
-        self.runner.fail_at, self.planned = stage, None
         before = {r for r in self.requests if not r.finished}
-        with contextlib.suppress(DeviceFailed):  # raised or not, as engines do
+        if self.broken_step(stage, DeviceFailed):
+            hit = {r for r in before if r.finished}
+            assert hit == before & self.planned
+            assert {r.finish_reason for r in hit} <= {"error"}
+
+    @rule(stage=st.sampled_from(STAGES))
+    def run_out_of_memory(self, stage):
+        """All are computed again in a smaller pool; those that it can't hold end, or those of the third such step."""
+        before, kv = {r for r in self.requests if not r.finished}, self.engine.scheduler.kv
+        num_blocks = kv.num_blocks
+        if self.broken_step(stage, NoMemory):
+            hit = {r for r in before if r.finished}
+            if kv.num_blocks == num_blocks:
+                assert hit == before & self.planned
+            else:
+                assert kv.num_blocks == int(0.8 * num_blocks)
+                assert hit == {r for r in before if kv.blocks_for(r.max_total_tokens) > kv.num_blocks}
+                assert not self.engine.scheduler.running and kv.num_free_blocks == kv.num_blocks
+            assert {r.finish_reason for r in hit} <= {"error"}
+            self.num_shrunk += 1
+            self.longest = min(self.longest, kv.num_blocks * kv.block_size)
+
+    def broken_step(self, stage: str, error: type[Exception]) -> bool:
+        """Whether there was a step to break."""
+        self.runner.fail_at, self.runner.fail_with, self.planned = stage, error, None
+        with contextlib.suppress(error), warnings.catch_warnings():  # raised or told, as the engine does
+            warnings.simplefilter("ignore")
             self.one_step()
-        if self.runner.fail_at is not None:  # there was no step to break
-            self.runner.fail_at = None
-            return
-        self.num_failed += 1
-        hit = {r for r in before if r.finished}
-        assert hit == before & self.planned
-        assert {r.finish_reason for r in hit} <= {"abort", "error"}
+        broken = self.runner.fail_at is None
+        self.runner.fail_at = None
+        self.num_failed += broken
+        return broken
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 2.0]))
     def wait(self, seconds):
@@ -294,6 +327,8 @@ class PressureMachine(RuleBasedStateMachine):
         later = first.arrival_time - other.arrival_time
         if self.combination.strategy == "dynamic" and config.bucket_by_length:
             return
+        if self.combination.engine_class is AheadEngine and self.num_shrunk and ordering in ("fcfs", "fair-share"):
+            return  # those that were to end with a step that ran out of memory don't find their places again
         if ordering == "fcfs" or (ordering == "fair-share" and first.tenant == other.tenant):
             assert self.requests.index(first) < self.requests.index(other)
         elif ordering == "priority":

@@ -226,5 +226,4 @@ def test_mutant_is_caught(name, monkeypatch):
     with pytest.raises(Exception) as caught:
         for combination in sorted(places, key=lambda c: c.strategy):  # chunked and continuous first
             run_machine(combination, EXAMPLES, STEPS, shrink=False)
-    print(name, "=>", repr(caught.value)[:150])
     assert isinstance(caught.value, (AssertionError, RuntimeError, LookupError, PlanError)), caught.value
