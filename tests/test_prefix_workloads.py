@@ -23,6 +23,7 @@ from minibatcher.scheduling.plan import Swap
 from minibatcher.simulate import run_simulation, simulated_engine, to_request
 from minibatcher.workload import HashedPrompt, Workload, WorkloadRequest, load_workload, prefix_bound
 from minibatcher.workload.mixes import CLASS_LENGTHS
+from minibatcher.workload.prefixes import shared_tokens
 
 COST = CostModel(device("h100"), model_spec("llama-3.1-8b"))
 
@@ -117,6 +118,12 @@ def test_the_bound_is_what_a_cache_without_limits_finds_in_the_best_order(pairs,
 def test_the_bound_of_pieces_of_several_sizes():
     prompts = [HashedPrompt("a", 40, (1, 2), 16), HashedPrompt("b", 40, (1, 2), 8), HashedPrompt("c", 24, (1, 2), 16)]
     assert prefix_bound(prompts, 4) == {"tokens": 24, "of": 104}  # a finds what c left, and b has other hashes
+
+
+def test_shared_tokens_go_by_the_order_given():
+    prompts = [HashedPrompt(f"r{n}", n, (1, 2), 8) for n in (12, 3, 20)]
+    assert list(shared_tokens(prompts, 4)) == [0, 3, 12]
+    assert list(shared_tokens(map(list, prompts), 4)) == [0, 0, 12]
 
 
 # Simulated runs
