@@ -182,9 +182,16 @@ class Engine:
     def receive(self, request: Request) -> bool:
         """`submit` as a run does it: False for a request that is turned away for now, which then ends at once.
 
-        Its record says so: FinishReason.REFUSED for a full queue or a rate limit.
+        Its record says so: FinishReason.REFUSED for a full queue or a rate limit; ERROR where its detokenizer can't be
+        made, or where it no longer fits a KV pool that had to shrink.
         """
-        self.check(request)
+        try:
+            self.check(request)
+        except RequestRefused as refusal:
+            if "kv_shrunk" not in self.timeline.header:
+                raise
+            self._turn_away(request, FinishReason.ERROR, str(refusal))
+            return False
         try:
             self._enter(request)
         except (QueueFull, RateLimited) as refusal:

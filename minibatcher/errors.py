@@ -59,7 +59,11 @@ class RequestRefused(MinibatcherError):
 
 
 class QueueFull(RequestRefused):
-    """Too much waits already (limits.Limits). `retry_after_s` is an estimate; None if the queue has not moved yet."""
+    """Too much waits already (limits.Limits).
+
+    `retry_after_s` is an estimate from how fast the queue has moved lately; None if it has not moved yet, or if the
+    request is larger than the queue.
+    """
 
 
 class RateLimited(RequestRefused):

@@ -7,151 +7,31 @@ import signal
 import sys
 import warnings
 from collections import Counter
-from itertools import pairwise
 
 import pytest
-from fakes import MemoryRunner, Promise, fake_engine, solo_answer
+from fakes import solo_answer
+from faulty import (
+    CASES,
+    ENGINES,
+    PAGED,
+    SETUPS,
+    answer,
+    check_others,
+    check_usable,
+    check_whole,
+    faulty_engine,
+    requests,
+    serve,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine, Output
 from minibatcher.errors import OutOfMemory, PlanError, RequestFailed
-from minibatcher.kv import BlockKV, PrefixKV, SlotKV
 from minibatcher.limits import Limits, TenantLimit
 from minibatcher.request import Request, SamplingParams
 from minibatcher.tally import Tally
-
-ENGINES = [
-    *((name, Engine) for name in ("solo", "static", "dynamic", "continuous", "chunked")),
-    *((name, AheadEngine) for name in ("continuous", "chunked")),
-]
-PAGED = [pair for pair in ENGINES if pair[0] in ("continuous", "chunked")]
-SETUPS = {
-    "plain": {},
-    "short": {"num_blocks": 9},
-    "prefix": {"num_blocks": 9, "enable_prefix_caching": True},
-    "swap": {"num_blocks": 9, "preemption": "swap"},
-    "prefix and swap": {"num_blocks": 9, "enable_prefix_caching": True, "preemption": "swap", "swap_tokens": 24},
-    "priority": {"num_blocks": 9, "ordering": "priority", "preemption": "swap"},
-    "fair share": {"num_blocks": 9, "ordering": "fair-share", "admission": "optimistic"},
-}
-CASES = [
-    (name, engine_class, setup)
-    for name, engine_class in ENGINES
-    for setup in (SETUPS if (name, engine_class) in PAGED else ["plain"])
-]
-
-
-class Faulty(MemoryRunner):
-    """Fails as told. faults: number of the call (from 1) → (where, exception).
-
-    where: "before" or "after" the tokens are written, or "result", when they are asked for.
-    """
-
-    def __init__(self, kv, faults=()) -> None:
-        super().__init__(kv)
-        self.faults, self.num_calls, self.failed, self.released = dict(faults), 0, [], []
-
-    def run(self, plan):
-        return self.launch(plan).result()
-
-    def launch(self, plan) -> Promise:
-        self.num_calls += 1
-        where, error = self.faults.get(self.num_calls, (None, None))
-        if where == "before":
-            self._fail(plan, error)
-        promise = Promise(super().run(plan))
-        if where == "after":
-            self._fail(plan, error)
-        if where == "result":
-            promise.result = lambda: self._fail(plan, error)
-        return promise
-
-    def _fail(self, plan, error):
-        self.failed.append(list(plan.num_tokens))
-        raise error
-
-    def release(self) -> None:
-        """What was in the pool is gone, and the new one is as large as `kv` says."""
-        self.released.append(self.kv.num_blocks)
-        self.pool = [None] * (self.kv.num_blocks * self.kv.block_size)
-
-
-def requests(n: int = 7) -> list[Request]:
-    """They begin alike, so that there is something to share."""
-    return [
-        Request(
-            f"r{i}",
-            [1, 2, 3, 4, 5, 6, 7, 8, i % 3],
-            SamplingParams(max_tokens=3 + 2 * i),
-            priority=i % 3,
-            tenant=f"t{i % 2}",
-        )
-        for i in range(n)
-    ]
-
-
-def faulty_engine(name, engine_class=Engine, faults=(), **options) -> Engine:
-    knobs = {"max_num_seqs": 3, "block_size": 4, "max_model_len": 32, "batch_timeout_s": 0.0} | options
-    engine = fake_engine(name, engine_class=engine_class, **knobs)
-    engine.runner = Faulty(engine.scheduler.kv, faults)
-    return engine
-
-
-def answer(request: Request) -> list[int]:
-    return solo_answer(list(request.prompt_token_ids), request.params.max_tokens)
-
-
-def serve(engine: Engine, todo: list[Request], submit: bool = True) -> Counter:
-    """Step until all have ended, checking after each; returns how often each has ended, as its callback was told."""
-    ends: Counter = Counter()
-
-    def heard(output: Output) -> None:
-        ends[output.request_id] += output.finish_reason is not None
-
-    for request in todo if submit else ():
-        engine.submit(request, heard)
-    for _ in range(2000):
-        if not engine.scheduler.has_work():
-            return ends
-        engine.step()
-        engine.scheduler.kv.check()
-        if engine.idle:
-            engine._wait()
-    raise AssertionError("it never ends")
-
-
-def check_whole(engine: Engine) -> None:
-    scheduler = engine.scheduler
-    scheduler.kv.check()
-    assert not scheduler.has_work() and not engine.requests and scheduler.kv.num_used_blocks == 0
-    assert not engine._callbacks and not engine._detokenizers
-    assert scheduler.host is None or scheduler.host.num_used_blocks == 0
-    assert sorted(scheduler._free_slots) == list(range(scheduler.config.max_num_seqs))
-
-
-def check_usable(engine: Engine) -> None:
-    check_whole(engine)
-    engine.runner.faults = {}
-    again = requests(5)
-    engine.run(again)
-    assert [r.output_token_ids for r in again] == [answer(r) for r in again]
-    check_whole(engine)
-
-
-def check_others(engine: Engine, todo: list[Request], failed: list[Request], ends: Counter) -> None:
-    """`failed` ended with an error, having got right tokens until then; the others are served as if nothing was."""
-    for request in todo:
-        record = engine.timeline.requests[request.request_id]
-        assert record.finish_reason == request.finish_reason and record.error == request.error
-        if request in failed:
-            assert request.finish_reason == "error" and request.error
-            assert request.output_token_ids == answer(request)[: request.num_output_tokens]
-        else:
-            assert request.finish_reason == "length" and request.error is None
-            assert request.output_token_ids == answer(request)
-    assert ends == {request.request_id: 1 for request in todo}
 
 
 @pytest.mark.parametrize("name, engine_class, setup", CASES)
@@ -572,8 +452,9 @@ def test_interrupts_anywhere_leave_nobody_behind(name, engine_class, setup, data
             assert request.request_id not in engine.timeline.requests and request.is_fresh
             continue
         record = engine.timeline.requests[request.request_id]
-        assert record.finish_reason == request.finish_reason and record.num_output_tokens == request.num_output_tokens
-        assert request.output_token_ids == answer(request)[: len(request.token_times)]
+        assert record.finish_reason == request.finish_reason
+        assert record.num_output_tokens == request.num_output_tokens == len(request.output_token_ids)
+        assert request.output_token_ids == answer(request)[: len(request.token_times)] and request.slot is None
     assert not engine._in_step and not engine._door._charged
     engine.scheduler.kv.check()
     if engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size >= 32:
@@ -685,189 +566,6 @@ def test_a_stream_tells_that_its_request_has_failed(keep_going):
         with pytest.raises(ValueError, match="bad kernel"):
             next(stream)
     check_whole(engine)
-
-
-# The device runs out of memory
-
-
-@pytest.mark.parametrize("name, engine_class, setup", CASES)
-@pytest.mark.parametrize("where", ["before", "after", "result"])
-def test_out_of_memory_makes_the_pool_smaller_and_changes_no_answer(name, engine_class, setup, where):
-    for call in (1, 2, 4, 7, 11):
-        faults = {call: (where, OutOfMemory("20 GiB")), call + 1: (where, OutOfMemory("19 GiB"))}
-        options = SETUPS[setup] | ({"num_blocks": 14} if "num_blocks" in SETUPS[setup] else {})
-        engine = faulty_engine(name, engine_class, faults, max_num_seqs=4, **options | {"max_model_len": 24})
-        before = engine.scheduler.kv.num_blocks
-        todo = requests(6)
-        with pytest.warns(RuntimeWarning, match="the KV pool shrinks from .* blocks: OutOfMemory: ") as told:
-            ends = serve(engine, todo)
-        assert f"shrinks from {before} to {int(0.8 * before)} blocks: OutOfMemory: 20 GiB" in str(told[0].message)
-        check_others(engine, todo, [], ends)
-        after = engine.scheduler.kv.num_blocks
-        assert engine.runner.released == [int(0.8 * before), after] and after == int(0.8 * int(0.8 * before))
-        told = engine.timeline.header["kv_shrunk"]
-        sizes = [before, int(0.8 * before), after]
-        assert [(t["from_blocks"], t["to_blocks"]) for t in told] == list(pairwise(sizes))
-        assert told[0]["error"] == "20 GiB" and told[0]["time_s"] <= engine.clock.now()
-        if name in ("static", "dynamic"):
-            assert engine.scheduler.config.max_num_seqs == after
-        assert all(len(step.rows) <= engine.timeline.num_slots for step in engine.timeline.steps)
-        check_usable(engine)
-        assert engine.timeline.header["num_blocks"] == after
-
-
-@pytest.mark.parametrize("name, engine_class", PAGED)
-def test_who_no_longer_fits_is_told_and_the_others_go_on(name, engine_class):
-    engine = faulty_engine(name, engine_class, {4: ("before", OutOfMemory("20 GiB"))}, num_blocks=8, preemption="swap")
-    todo = [*requests(5), Request("big", [5] * 10, SamplingParams(max_tokens=20))]
-    with pytest.warns(RuntimeWarning, match="the KV pool shrinks from 8 to 6 blocks: OutOfMemory: 20 GiB"):
-        ends = serve(engine, todo)
-    assert "the device ran out of memory; request 'big' can never fit the KV pool" in todo[-1].error
-    assert "need 8 blocks, have 6" in todo[-1].error
-    check_others(engine, todo, todo[-1:], ends)
-    check_whole(engine)
-
-
-@pytest.mark.parametrize("kv", [BlockKV(8, 4), PrefixKV(8, 4), SlotKV(8, 32)])
-def test_only_an_empty_pool_changes_its_size(kv):
-    kv.allocate("a", 9)
-    with pytest.raises(RuntimeError, match="1 requests still own KV blocks; free them before resize"):
-        kv.resize(4)
-    kv.free("a")
-    kv.resize(4)
-    kv.check()
-    assert kv.num_free_blocks == kv.num_blocks == 4
-
-
-@pytest.mark.parametrize("name, engine_class", ENGINES)
-@pytest.mark.parametrize("keep_going", [False, True])
-def test_after_three_such_steps_in_a_row_their_requests_end(name, engine_class, keep_going):
-    faults = {call: ("before", OutOfMemory("20 GiB")) for call in (3, 4, 5, 6)}
-    engine = faulty_engine(name, engine_class, faults, max_num_seqs=4, keep_going=keep_going)
-    todo, raised = requests(), 0
-    for request in todo:
-        engine.submit(request)
-    with pytest.warns(RuntimeWarning):
-        while engine.scheduler.has_work():
-            try:
-                engine.step()
-            except OutOfMemory:
-                raised += 1
-    assert raised == (0 if keep_going else 2)
-    failed = [r for r in todo if r.error]
-    assert set(failed) == {r for rows in engine.runner.failed[2:] for r in rows}
-    assert {r.error for r in failed} == {"the step failed: OutOfMemory: 20 GiB"}
-    assert len(engine.timeline.header["kv_shrunk"]) == 2
-    check_others(engine, todo, failed, Counter(r.request_id for r in todo))
-    check_usable(engine)
-
-
-def test_a_good_step_between_begins_the_count_anew():
-    faults = {call: ("before", OutOfMemory("20 GiB")) for call in (2, 3, 5, 6, 8)}
-    engine = faulty_engine("chunked", faults=faults)
-    with pytest.warns(RuntimeWarning):
-        ends = serve(engine, todo := requests())
-    check_others(engine, todo, [], ends)
-    assert len(engine.timeline.header["kv_shrunk"]) == 5
-
-
-def test_a_pool_of_one_block_can_not_shrink():
-    engine = faulty_engine("static", faults={1: ("before", OutOfMemory("20 GiB"))}, max_num_seqs=1)
-    engine.submit(request := requests(1)[0])
-    with pytest.raises(OutOfMemory):
-        engine.step()
-    assert request.finish_reason == "error" and engine.scheduler.kv.num_blocks == 1
-    check_usable(engine)
-
-
-# The real runners
-
-
-@pytest.fixture(scope="module")
-def bard():
-    pytest.importorskip("torch")
-    from minibatcher import load_model
-
-    return load_model("bard")
-
-
-REAL = [
-    {"strategy": "static", "max_num_seqs": 3},
-    {"strategy": "continuous", "enable_prefix_caching": True, "preemption": "swap", "kv_cache_tokens": 128},
-    {"strategy": "chunked", "plan_ahead": True, "kv_cache_tokens": 160},
-]
-
-
-@pytest.mark.parametrize("options", REAL)
-def test_a_model_that_runs_out_of_memory_answers_as_ever_from_a_smaller_pool(bard, options):
-    import torch
-
-    def serve_all(engine: Engine) -> list[list[int]]:
-        todo = [
-            Request(
-                f"r{i}", engine.encode("ROMEO: what is"[: 10 + i]), SamplingParams(max_tokens=8 + i, ignore_eos=True)
-            )
-            for i in range(4)
-        ]
-        engine.run(todo)
-        return [request.output_token_ids for request in todo]
-
-    options = {"max_model_len": 64, "batch_timeout_s": 0.0, "keep_going": False, **options}
-    expected = serve_all(Engine.from_model(bard, **options))
-    engine = Engine.from_model(bard, **options)
-    launch, calls, before = engine.runner._launch, [], engine.scheduler.kv.num_blocks
-    says = {
-        3: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"),
-        7: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-    }
-
-    def short(plan):
-        calls.append(plan)
-        if len(calls) in says:
-            raise says[len(calls)]
-        assert len(engine.runner.pool[0][0]) == engine.scheduler.kv.num_blocks
-        return launch(plan)
-
-    engine.runner._launch = short
-    with pytest.warns(RuntimeWarning, match="the KV pool shrinks from .* blocks: OutOfMemory: "):
-        assert serve_all(engine) == expected
-    told = engine.timeline.header["kv_shrunk"]
-    assert [t["from_blocks"] for t in told] == [before, int(0.8 * before)]
-    assert "20 GiB" in told[0]["error"] and "DefaultCPUAllocator" in told[1]["error"]
-    assert len(engine.runner.pool[0][0]) == int(0.8 * int(0.8 * before))
-    check_whole(engine)
-
-
-def test_what_is_out_of_memory_and_what_is_not(bard):
-    import torch
-
-    engine = Engine.from_model(bard, max_model_len=64, strategy="chunked")
-    engine.submit(Request("r0", [1, 2, 3], SamplingParams(max_tokens=2)))
-    plan = engine.scheduler.schedule(0.0)
-    for error, kind in [
-        (torch.OutOfMemoryError("CUDA"), OutOfMemory),
-        (MemoryError(), OutOfMemory),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), OutOfMemory),
-        (RuntimeError("CUDA error: out of memory"), OutOfMemory),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError),
-        (ValueError("out of memory"), ValueError),
-    ]:
-        engine.runner._launch = lambda plan, error=error: (_ for _ in ()).throw(error)
-        with pytest.raises(kind) as info:
-            engine.runner.launch(plan)
-        assert type(info.value) is kind
-        assert kind is not OutOfMemory or info.value.__context__ is None  # which would hold the step's tensors
-    engine.runner.release()
-    engine.scheduler.kv.num_blocks = 2**45
-    with pytest.raises(OutOfMemory, match=r"a KV pool of .* GiB does not fit on cpu"):
-        engine.runner.allocate()
-
-
-def test_graphs_of_the_old_pool_are_dropped_with_it(bard):
-    engine = Engine.from_model(bard, max_model_len=64, strategy="chunked")
-    engine.runner.graphs = object()
-    engine.runner.release()
-    assert engine.runner.graphs is None and "pool" not in vars(engine.runner)
 
 
 # All at once
