@@ -48,6 +48,9 @@ class MemoryRunner:
     def run(self, plan) -> StepResult:
         for swap in plan.swaps:
             self._copy(swap)
+        return self._compute(plan)
+
+    def _compute(self, plan) -> StepResult:
         for request, num_tokens in plan.num_tokens.items():
             first = request.num_computed_tokens
             before = hash(self.pool[self._place(request, first - 1)]) if first else 0

@@ -79,27 +79,35 @@ class WatchedRunner(MemoryRunner):
     machine: PressureMachine
     fail_at: str | None = None
     fail_with: type[Exception] = DeviceFailed
+    fail_in_a_swap = False
 
     def run(self, plan):
         self.machine.check_plan(plan)
+        self.swapping = bool(plan.swaps)
         self._fail("before the copies")
-        swaps, plan.swaps = plan.swaps, []
-        for swap in swaps:
-            self._copy(swap)
+        return super().run(plan)
+
+    def _compute(self, plan):
         self._fail("after the copies")
-        result = super().run(plan)
+        result = super()._compute(plan)
         self._fail("after the writes")
+        if type(self.machine.engine) is Engine:
+            self._fail("as the tokens come")
         return result
 
     def launch(self, plan):
         promise = super().launch(plan)
-        if self.fail_at == "as the tokens come":
-            promise.result = lambda: self._fail("as the tokens come")
+        result = promise.result()
+
+        def late():
+            self._fail("as the tokens come")
+            return result
+
+        promise.result = late
         return promise
 
     def _fail(self, stage: str) -> None:
-        last = "after the writes" if type(self.machine.engine) is Engine else "as the tokens come"
-        if self.fail_at == stage or (self.fail_at == "as the tokens come" and stage == last):
+        if self.fail_at == stage and (self.swapping or not self.fail_in_a_swap):
             self.fail_at = None
             raise self.fail_with(stage)
 
@@ -235,42 +243,46 @@ class PressureMachine(RuleBasedStateMachine):
             self.one_step()
             self.check()
 
-    @rule(stage=st.sampled_from(STAGES))
-    def fail(self, stage):
+    @rule(stage=st.sampled_from(STAGES), in_a_swap=st.booleans())
+    def fail(self, stage, in_a_swap):
         """A step that breaks ends those that it computes for, and nobody else."""
-        before = {r for r in self.requests if not r.finished}
-        if self.broken_step(stage, DeviceFailed):
-            hit = {r for r in before if r.finished}
-            assert hit == before & self.planned
-            assert {r.finish_reason for r in hit} <= {"error"}
+        before = self.broken_step(stage, DeviceFailed, in_a_swap)
+        hit = {r for r in before if r.finished}
+        assert hit == before & self.planned
+        assert {r.finish_reason for r in hit} <= {"error"}
 
-    @rule(stage=st.sampled_from(STAGES))
-    def run_out_of_memory(self, stage):
+    @rule(stage=st.sampled_from(STAGES), in_a_swap=st.booleans())
+    def run_out_of_memory(self, stage, in_a_swap):
         """All are computed again in a smaller pool; those that it can't hold end, or those of the third such step."""
-        before, kv = {r for r in self.requests if not r.finished}, self.engine.scheduler.kv
+        kv = self.engine.scheduler.kv
         num_blocks = kv.num_blocks
-        if self.broken_step(stage, NoMemory):
-            hit = {r for r in before if r.finished}
-            if kv.num_blocks == num_blocks:
-                assert hit == before & self.planned
-            else:
-                assert kv.num_blocks == int(0.8 * num_blocks)
-                assert hit == {r for r in before if kv.blocks_for(r.max_total_tokens) > kv.num_blocks}
-                assert not self.engine.scheduler.running and kv.num_free_blocks == kv.num_blocks
-            assert {r.finish_reason for r in hit} <= {"error"}
+        before = self.broken_step(stage, NoMemory, in_a_swap)
+        hit = {r for r in before if r.finished}
+        if kv.num_blocks == num_blocks:
+            assert hit == before & self.planned
+        else:
+            assert kv.num_blocks == int(0.8 * num_blocks)
+            assert hit == {r for r in before if kv.blocks_for(r.max_total_tokens) > kv.num_blocks}
+            assert not self.engine.scheduler.running and kv.num_free_blocks == kv.num_blocks
             self.num_shrunk += 1
             self.longest = min(self.longest, kv.num_blocks * kv.block_size)
+        assert {r.finish_reason for r in hit} <= {"error"}
 
-    def broken_step(self, stage: str, error: type[Exception]) -> bool:
-        """Whether there was a step to break."""
-        self.runner.fail_at, self.runner.fail_with, self.planned = stage, error, None
-        with contextlib.suppress(error), warnings.catch_warnings():  # raised or told, as the engine does
-            warnings.simplefilter("ignore")
-            self.one_step()
-        broken = self.runner.fail_at is None
-        self.runner.fail_at = None
-        self.num_failed += broken
-        return broken
+    def broken_step(self, stage: str, error: type[Exception], in_a_swap: bool) -> set[Request]:
+        """Break the next step, or soon one that swaps. Returns those that had not ended before; none, if it won't."""
+        runner, self.planned = self.runner, set()
+        runner.fail_at, runner.fail_with, runner.fail_in_a_swap = stage, error, in_a_swap
+        before: set[Request] = set()
+        for _ in range(12 if in_a_swap else 1):
+            before = {r for r in self.requests if not r.finished}
+            with contextlib.suppress(error), warnings.catch_warnings():  # raised or told, as the engine does
+                warnings.simplefilter("ignore")
+                self.one_step()
+            if runner.fail_at is None:
+                self.num_failed += 1
+                return before
+        runner.fail_at = None
+        return set()
 
     @rule(seconds=st.sampled_from([0.01, 0.1, 2.0]))
     def wait(self, seconds):

@@ -290,7 +290,7 @@ def test_who_was_away_has_no_claim_on_the_time_away():
 
 
 def p99_ttft(ordering: str, rate_of_b: float) -> float:
-    """Tenant a's 99th percentile of TTFT (seconds); it asks for a third of what the machine can serve."""
+    """Tenant a's 99th percentile of TTFT (seconds). It sends 20 requests a second, of the 47 that can be served."""
     todo = poisson("a", 20, 60, 20, 25.0, seed=1)
     todo += poisson("b", rate_of_b, 60, 20, 25.0, seed=2) if rate_of_b else []
     todo.sort(key=lambda r: r.arrival_time)
@@ -307,7 +307,7 @@ def p99_ttft(ordering: str, rate_of_b: float) -> float:
 
 
 def test_a_flood_from_one_tenant_hardly_moves_the_other():
-    """Tenant a stays within its share. Tenant b's normal load, 40 requests a second, is more than what a leaves of the
+    """Tenant a stays within its half. Tenant b's normal load, 40 requests a second, is more than what a leaves of the
     machine, so b always has a backlog; the flood is ten times that.
 
     Against a machine that a has for itself it does wait longer: all slots are held when it comes. A share is no lane.
