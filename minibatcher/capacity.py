@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from .numeric import is_number
 from .timeline import Timeline
 
 GROWTH, LEAST_SHARE = 1.5, 0.05  # of the queue from the middle to the last third; of all requests
+NOISE = 0.02  # of the share of good requests, by which a higher rate may do better than a lower one
 SHORT_RUN = 4  # a run whose arrivals last fewer times as long as a request hardly leaves its beginning
 
 FOUND, BELOW, ABOVE, INTERRUPTED = "found", "below the lowest", "above the highest", "interrupted"
@@ -120,7 +122,7 @@ def find_capacity(
             rate = _next_rate(low, high, best, worst, tolerance)
     if outcome == FOUND:
         outcome = ABOVE if best == high else BELOW if worst == low else FOUND
-    warnings = _warnings(len(timeline.requests), share, best_run) if timeline else []
+    warnings = [*_warnings(len(timeline.requests), share, best_run), *_unsteady(probes)] if timeline else []
     if outcome == FOUND and rate is not None:
         warnings.append(f"the search ended after {len(probes)} probes, before its ends met")
     clock, header = (timeline.clock, timeline.header) if timeline else ("measured", {})
@@ -197,6 +199,19 @@ def _warnings(num_requests: int, share: float, best_run: Timeline | None) -> lis
                 "on average: such a run is hardly more than its beginning; take more requests (--num-requests)"
             )
     return found
+
+
+def _unsteady(probes: list[Probe]) -> list[str]:
+    """A sentence if a higher rate did clearly better than a lower one."""
+    ordered = sorted(probes, key=lambda probe: probe.request_rate)
+    for slower, faster in pairwise(ordered):
+        if faster.good_share > slower.good_share + NOISE:
+            return [
+                f"{100 * slower.good_share:.1f} % were within the objectives at {slower.request_rate:.3g} requests/s "
+                f"and {100 * faster.good_share:.1f} % at {faster.request_rate:.3g}: where more traffic does better, "
+                "chance decides; take more requests (--num-requests) or a quieter machine"
+            ]
+    return []
 
 
 def _check(share: float, low: float, high: float, tolerance: float, max_probes: int) -> None:

@@ -15,7 +15,7 @@ from ..report_capacity import capacity_comparison, capacity_table
 from .options import positive_number, write_json
 from .runs import attempt, objectives_of
 
-LOWEST, HIGHEST = 1 / 32, 2  # of the rate at which requests that are all there at once are served
+LOWEST, HIGHEST = 1 / 32, 8  # of the rate at which requests that are all there at once are served
 
 Serve = Callable[[float], Any]  # request rate → Timeline
 
@@ -40,7 +40,7 @@ def add_capacity_options(parser: argparse.ArgumentParser) -> None:
         type=rate_range,
         metavar="LOW:HIGH",
         help="request rates to search between (default: from 1/32 of the rate at which requests that are all there at "
-        "once are served, which is measured first, to twice that)",
+        "once are served, which is measured first, to 8 times that)",
     )
 
 
@@ -74,10 +74,11 @@ def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve
     objectives, by_class = objectives_of(args)
     show = sys.stderr.isatty() and not args.quiet
     found: dict[str, Capacity] = {}
+    interrupted = False
     try:
         for name, serve in servers:
             low, high = args.capacity_range or _range(serve)
-            found[name] = find_capacity(
+            capacity = find_capacity(
                 serve,
                 objectives,
                 class_objectives=by_class,
@@ -86,14 +87,14 @@ def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve
                 high=high,
                 progress=name if show else "",
             )
-            if found[name].outcome == INTERRUPTED:
-                break
+            if capacity.probes:
+                found[name] = capacity
+            if capacity.outcome == INTERRUPTED:
+                raise KeyboardInterrupt
     except KeyboardInterrupt:
         if not found:
             raise
         interrupted = True
-    else:
-        interrupted = any(capacity.outcome == INTERRUPTED for capacity in found.values())
     result = capacity_comparison(found, objectives=objectives, class_objectives=by_class, setting=setting)
     written = attempt(args, lambda: write_json(result, args.json)) if args.json else True
     print(capacity_table(result), file=sys.stderr if args.json == "-" else sys.stdout)
