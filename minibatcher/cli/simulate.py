@@ -42,7 +42,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         action="append",
         default=[],
         metavar="TERM",
-        help="leave a cost term out: linear, attention, all_reduce or overhead; repeatable",
+        help="leave a cost term out: linear, attention, all_reduce, swap or overhead; repeatable",
     )
     fit = parser.add_argument_group("calibration")
     fit.add_argument(
