@@ -93,6 +93,9 @@ class StubRunner:
         token_ids = {r: 0 for r, n in plan.num_tokens.items() if n and n == r.num_tokens - r.num_computed_tokens}
         return StepResult(token_ids, self.seconds_per_step + self.seconds_per_token * plan.num_computed_tokens)
 
+    def launch(self, plan) -> Promise:
+        return Promise(self.run(plan))
+
 
 def stub_engine(name: str, *, recorder=None, num_blocks: int = 10_000, max_model_len: int = 4_096, **options) -> Engine:
     """A fake_engine for much traffic, on a StubRunner."""
