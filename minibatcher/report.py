@@ -98,13 +98,18 @@ def comparison(
 
 def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> str:
     """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
-    out = [textwrap.fill(text, width) for text in (_title(data), data["setting"]) if text]
+    out = [filled(text, width) for text in (_title(data), data["setting"]) if text]
     out += ["", aligned(list(data["strategies"]), lines_of(data))]
     for note in _notes(data):
         out.append(textwrap.fill(note, width))
     if explain:
         out += ["", *(_wrapped(name, text, width) for name, text in data["definitions"].items())]
     return "\n".join(out)
+
+
+def filled(text: str, width: int) -> str:
+    """Wrapped, but not within the name of an option."""
+    return textwrap.fill(text, width, break_on_hyphens=False)
 
 
 def aligned(names: list[str], lines: Lines) -> str:

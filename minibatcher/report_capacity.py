@@ -9,7 +9,7 @@ from typing import Any
 
 from .capacity import ABOVE, BELOW, GROWTH, LEAST_SHARE, Capacity
 from .errors import InvalidParameter
-from .report import aligned, title_of
+from .report import aligned, filled, title_of
 from .report_rows import Lines, limits_text, number
 
 SCHEMA_VERSION = 1
@@ -50,11 +50,11 @@ def capacity_table(data: dict[str, Any], *, width: int = 96) -> str:
     num_requests = max((probe["ttft_ms"]["n"] for c in columns.values() for probe in c["probes"]), default=0)
     num_requests = (data["header"].get("workload") or {}).get("num_requests", num_requests)
     texts = [title_of(data["clock"], data["header"], num_requests), data["setting"], _question(data)]
-    out = [textwrap.fill(text, width) for text in texts if text]
+    out = [filled(text, width) for text in texts if text]
     out += ["", aligned(list(columns), _lines(columns))]
     for name, column in columns.items():
-        out.append(textwrap.fill(f"{name}: {column['sentence']}.", width))
-        out += [textwrap.fill(f"{name}: {warning}.", width) for warning in column["warnings"]]
+        out.append(filled(f"{name}: {column['sentence']}.", width))
+        out += [filled(f"{name}: {warning}.", width) for warning in column["warnings"]]
     out.append("")
     out.append("Probes, requests/s: share within the objectives (*: the queue grew)")
     for name, column in columns.items():
