@@ -16,6 +16,7 @@ from ..scheduling import ChunkedScheduler, StepPlan
 from ..simulate import run_simulation, simulated_engine
 from ..timeline import RequestRecord, Timeline
 from ..workload import Workload, profile
+from ..workload.prefixes import HashedPrompt
 from .common import percentile
 
 
@@ -121,7 +122,7 @@ def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **
     handed_over = [
         Request(
             row.request_id,
-            range(row.prompt_tokens + 1),  # and the first token
+            HashedPrompt.of(replace(row, prompt_tokens=row.prompt_tokens + 1)),  # and the first token
             SamplingParams(max_tokens=row.output_tokens - 1, ignore_eos=True),
             arrival_time=first[row.request_id].finish_time + row.prompt_tokens * bytes_per_token / link_bandwidth,
         )

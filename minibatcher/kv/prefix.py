@@ -124,15 +124,19 @@ class PrefixKV(BlockKV):
         full = num_computed_tokens // size
         if table is None or full <= (done := self._num_published.get(request_id, 0)):
             return
+        fresh = False
         for i in range(done, full):
             key = (table[i - 1] if i else ROOT, tuple(tokens(i * size, (i + 1) * size)))
             twin = self._found.setdefault(key, table[i])
             if twin == table[i]:
                 self._keys[twin] = key
             else:
+                if not fresh:  # another list, so that readers notice
+                    table, fresh = list(table), True
+                    self._tables[request_id] = table
                 self._own(twin)
                 self._disown(table[i])
-                table = self._tables[request_id] = [*table[:i], twin, *table[i + 1 :]]  # so that readers notice
+                table[i] = twin
         self._num_published[request_id] = full
 
     def free(self, request_id: str) -> None:
