@@ -122,6 +122,9 @@ def check_whole(engine: Engine) -> None:
 def check_usable(engine: Engine) -> None:
     check_whole(engine)
     engine.runner.faults = {}
+    at_once = Request("at once", [3, 1], SamplingParams(max_tokens=4))  # without a reset
+    serve(engine, [at_once])
+    assert at_once.output_token_ids == answer(at_once)
     again = requests(5)
     engine.run(again)
     assert [r.output_token_ids for r in again] == [answer(r) for r in again]

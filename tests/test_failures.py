@@ -55,6 +55,29 @@ def test_a_failing_step_costs_its_own_requests_alone(name, engine_class, setup, 
         check_usable(engine)
 
 
+@pytest.mark.parametrize("name, engine_class", PAGED)
+@pytest.mark.parametrize("error", [ValueError("bad kernel"), OutOfMemory("20 GiB")])
+def test_who_was_to_be_swapped_out_by_a_failing_step_is_computed_again(name, engine_class, error):
+    """The copy may not have been made, so what lies in host memory is worth nothing."""
+    engine = faulty_engine(name, engine_class, keep_going=True, num_blocks=11, preemption="swap", max_model_len=24)
+    launch, swapped = engine.runner.launch, []
+
+    def failing(plan):
+        if not swapped and any(swap.out for swap in plan.swaps):
+            swapped.extend(swap.request for swap in plan.swaps)
+            raise error
+        return launch(plan)
+
+    engine.runner.launch = failing
+    todo = requests(6)
+    with pytest.warns(RuntimeWarning):
+        ends = serve(engine, todo)
+    assert swapped and not any(request.error for request in swapped)
+    assert all(request.num_lost_tokens > 0 for request in swapped)
+    check_others(engine, todo, [request for request in todo if request.error], ends)
+    check_usable(engine)
+
+
 @pytest.mark.parametrize("name, engine_class", ENGINES)
 def test_without_keep_going_a_failure_is_raised_and_the_rest_can_go_on(name, engine_class):
     engine = faulty_engine(name, engine_class, {3: ("after", ValueError("bad kernel"))})
@@ -329,6 +352,10 @@ def test_a_recorder_that_fails_costs_nobody_anything(name, engine_class, recorde
         assert len(ended) == (6 if method == "closed" else 7)  # the record has a gap, and no more than that
         assert [step.index for step in timeline.steps] == list(range(len(timeline.steps)))
         assert len(timeline.steps) == engine.runner.num_calls - (method in ("launched", "stepped"))
+    if recorder == "tally" and when == (3,):
+        figures, missing = timeline.summary(), method in ("launched", "stepped")
+        assert figures["num_steps"] == engine.runner.num_calls - missing
+        assert figures["num_finished"]["length"] == 7 - (method == "closed")
     setattr(engine.recorder, method, write)
     check_usable(engine) if recorder == "timeline" else check_whole(engine)
 
@@ -461,6 +488,16 @@ def test_interrupts_anywhere_leave_nobody_behind(name, engine_class, setup, data
         check_usable(engine)
     else:
         check_whole(engine)
+
+
+def test_a_torn_queue_is_no_obstacle():
+    """As an interrupt leaves it between taking a tenant's last request and forgetting its queue."""
+    engine = faulty_engine("chunked", ordering="fair-share")
+    for request in requests(6):
+        engine.submit(request)
+    engine.scheduler.waiting._queues["t0"].clear()
+    engine.abort_all()
+    check_usable(engine)
 
 
 def test_an_interrupt_inside_a_runner_or_a_callback_aborts_all():
