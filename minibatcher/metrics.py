@@ -47,6 +47,7 @@ DEFINITIONS: dict[str, str] = {
     "busy_share": "time inside steps / makespan",
     "tokens_per_step": "tokens computed per step, padding included",
     "num_preemptions": "times that a running request lost its slot, and its KV was dropped or swapped to host memory",
+    "num_swapped_blocks": "KV blocks copied between device and host memory: one that goes out and comes back counts twice",
     "lost_share": (
         "tokens computed again / all tokens computed: what a preemption dropped and the prefix cache did not hold any "
         "more"
@@ -320,6 +321,7 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
     return {
         "num_steps": len(steps),
         "num_preemptions": sum(len(step.preempted) for step in steps),
+        "num_swapped_blocks": sum(step.num_swapped_blocks for step in steps),
         "slot_occupancy": ratio(working.sum(), places),
         "slot_occupancy_time": ratio(working @ durations, durations.sum() * slots) if steps else None,
         "slot_shares": shares | {"idle": ratio(places - held.sum(), places)},

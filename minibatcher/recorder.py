@@ -62,6 +62,7 @@ class TimelineRecorder:
             kv_free_blocks=kv.num_free_blocks,
             kv_tokens=sum(row.context for row in rows) - kv.num_shared_blocks * kv.block_size,
             kv_cached_blocks=kv.num_cached_blocks,
+            num_swapped_blocks=sum(len(swap.device_blocks) for swap in plan.swaps),
         )
 
     def stepped(self, result: StepResult, ended: Sequence[Request], end: float) -> None:

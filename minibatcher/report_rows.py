@@ -103,6 +103,8 @@ def _work_lines(runs: list[dict[str, Any]]) -> Lines:
             ("  tokens computed again", [f"{run['num_lost_tokens']:,}" for run in runs]),
             ("    of all tokens computed", [percent(run["lost_share"]) for run in runs]),
         ]
+    if any(run["num_swapped_blocks"] for run in runs):
+        lines.append(("  KV blocks swapped, out and in", [f"{run['num_swapped_blocks']:,}" for run in runs]))
     return [
         *lines,
         ("  queue depth, mean", [number(run["queue_depth"]["mean"], 2) for run in runs]),

@@ -109,6 +109,7 @@ class Tally:
         sums["finished_padding"] += (plan.width or 0) * idle_rows
         sums["admitted"] += len(plan.admitted)
         sums["preempted"] += len(plan.preempted)
+        sums["swapped"] += sum([len(swap.device_blocks) for swap in plan.swaps])
         sums["waiting"] += len(scheduler.waiting)
         sums["kv_blocks"] += used
         sums["kv_share"] += used / pool
@@ -185,6 +186,7 @@ class Tally:
             "tpot_ms": spread(self._latencies["tpot"]),
             "e2el_ms": spread(self._latencies["e2el"]),
             "num_steps": steps,
+            "num_swapped_blocks": sums["swapped"],
             "num_lost_tokens": sums["lost"],
             "lost_share": ratio(sums["lost"], sums["computed"]),
             "num_cached_tokens": sums["cached"],

@@ -48,6 +48,7 @@ class StepRecord:
     in rows of finished requests). num_waiting: queue depth after admission. wait: why the head of the queue was not let
     in: request_id, reason, need, have. kv_*: blocks of the pool (used + free + cached: those that hold prefixes and
     belong to nobody), tokens really in the used ones, each counted once however many requests share it.
+    num_swapped_blocks: blocks copied to host memory or back before anything is computed.
     """
 
     index: int
@@ -65,6 +66,7 @@ class StepRecord:
     kv_free_blocks: int
     kv_tokens: int
     kv_cached_blocks: int = 0
+    num_swapped_blocks: int = 0
 
     @property
     def end(self) -> float:

@@ -31,7 +31,7 @@ def by_hand() -> Timeline:
         StepRecord(2, 1.6, 0.3, [RowRecord(0, "a", DECODE, 1, 7), RowRecord(2, "c", PREFILL, 4, 4)],
                    None, 5, 0, None, ["c"], ["a"], [], 4, 6, 11),
         StepRecord(3, 2.0, 0.5, [RowRecord(2, "c", DECODE, 1, 5), RowRecord(1, "d", STALLED, 0, 0)],
-                   None, 1, 2, None, ["d"], [], ["e"], 2, 5, 5, 3),
+                   None, 1, 2, None, ["d"], [], ["e"], 2, 5, 5, 3, 6),
     ]  # fmt: skip
     records = [
         RequestRecord("a", 1.0, 5, 3, 1.1, [1.5, 1.6, 1.9], 1.9, "stop", output_token_ids=[7, 8, 9], tenant="x",
@@ -56,6 +56,7 @@ EXPECTED = {
     "admissions_per_s": 4 / 1.75,
     "num_steps": 4,
     "num_preemptions": 1,
+    "num_swapped_blocks": 6,
     "num_lost_tokens": 3,
     "lost_share": 3 / 18,
     "num_cached_tokens": 3,

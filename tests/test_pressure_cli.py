@@ -169,6 +169,18 @@ def test_orders_of_service_and_latency_of_classes(capsys):
     assert "did the same work" not in text
 
 
+def test_what_swapping_saves_and_what_it_copies(capsys):
+    args = ["--strategies", "chunked", "--preemption", "recompute,swap", "--kv-cache-tokens", "4000", "--json", "-"]
+    assert main([*SIMULATE, *args, "--workload", "longtail", "--num-requests", "100"]) == 0
+    captured = capsys.readouterr()
+    recompute, swap = json.loads(captured.out)["strategies"].values()
+    assert recompute["num_lost_tokens"] > 0 == swap["num_lost_tokens"] and swap["num_preemptions"] > 0
+    assert recompute["num_swapped_blocks"] == 0 < swap["num_swapped_blocks"]
+    assert swap["num_swapped_blocks"] % 2 == 0  # all came back
+    lines = [" ".join(line.split()) for line in captured.err.splitlines()]
+    assert f"KV blocks swapped, out and in 0 {swap['num_swapped_blocks']:,}" in lines
+
+
 def test_many_tenants_are_cut_to_the_largest(capsys):
     records = {
         f"r{i}": RequestRecord(f"r{i}", 0.0, 3, 1, 0.0, [0.5 + i], 0.5 + i, "length", tenant=f"t{i % 11}")
@@ -253,7 +265,16 @@ def test_running_sums_equal_the_timeline_under_pressure(preemption, caching):
     assert exact["num_preemptions"] > 0 and exact["refusals"] and (exact["num_cached_tokens"] > 0) is caching
     assert (exact["kv_occupancy"]["cached_of_pool"] > 0) is caching
     assert sums.keys() == exact.keys()
-    told = ["num_preemptions", "num_lost_tokens", "num_cached_tokens", "num_finished", "refusals", "num_steps"]
+    assert (exact["num_swapped_blocks"] > 0) is (preemption == "swap")
+    told = [
+        "num_preemptions",
+        "num_swapped_blocks",
+        "num_lost_tokens",
+        "num_cached_tokens",
+        "num_finished",
+        "refusals",
+        "num_steps",
+    ]
     assert {key: sums[key] for key in told} == {key: exact[key] for key in told}
     for key in ("lost_share", "prefix_hit_rate", "kv_occupancy", "queue_depth"):
         assert sums[key] == pytest.approx(exact[key]), key
