@@ -170,9 +170,10 @@ class PressureMachine(RuleBasedStateMachine):
         patience=st.sampled_from([0.0, 0.03]),
         swap_blocks=st.integers(1, 4),
         eos=st.sampled_from([(), tuple(range(60))]),
+        keep_going=st.booleans(),
         newcomers=st.lists(NEWCOMER, min_size=2, max_size=6),
     )
-    def build(self, num_blocks, block_size, patience, swap_blocks, eos, newcomers, **knobs):
+    def build(self, num_blocks, block_size, patience, swap_blocks, eos, keep_going, newcomers, **knobs):
         c = self.combination
         if c.strategy in ("static", "dynamic", "solo"):
             self.longest = 64
@@ -194,6 +195,7 @@ class PressureMachine(RuleBasedStateMachine):
             max_queue_delay_s=patience,
             **knobs,
         )
+        self.engine.keep_going = keep_going
         self.engine.recorder = self.recorder = CountingRecorder()
         self.engine.reset()
         self.runner = self.engine.runner = WatchedRunner(self.engine.scheduler.kv)
@@ -230,9 +232,12 @@ class PressureMachine(RuleBasedStateMachine):
         with pytest.raises(RequestRefused):
             self.engine.add([1] * self.longest, SamplingParams(max_tokens=beyond))
 
-    @rule(which=st.integers(0, 99))
-    def abort(self, which):
-        if live := list(self.engine.requests.values()):
+    @rule(which=st.integers(0, 99), swapped=st.booleans())
+    def abort(self, which, swapped):
+        live, host = list(self.engine.requests.values()), self.engine.scheduler.host
+        if swapped and host is not None:
+            live = [r for r in live if host.table(r.request_id)] or live
+        if live:
             request = live[which % len(live)]
             assert self.engine.abort(request.request_id)
             assert request.finish_reason == "abort" and not self.engine.abort(request.request_id)

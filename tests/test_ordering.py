@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pressure_machine import inversions
 
+from minibatcher.ahead import AheadEngine
+from minibatcher.engine import Engine
 from minibatcher.request import Request, SamplingParams
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # of Sheng et al., OSDI 2024; what fair share counts
@@ -191,15 +193,18 @@ def test_equals_do_not_push_each_other_out():
     engine = fake_engine("chunked", ordering="priority", max_num_seqs=1, ageing_s=0.01)
     first = engine.add([1, 2], SamplingParams(max_tokens=30), priority=1)
     engine.step()
-    engine.add([3], SamplingParams(max_tokens=2), priority=1)
-    aged = engine.add([4], SamplingParams(max_tokens=2), priority=0)  # more urgent, but not by more than it is late
+    equal = engine.add([3], SamplingParams(max_tokens=2), priority=1)
+    engine.step()
+    assert first.num_preemptions == 0 and first.num_output_tokens == 2
+    engine.abort(equal.request_id)
+    soon = engine.add([4], SamplingParams(max_tokens=2), priority=0)  # less than ageing_s after the first
     engine.clock.advance(1.0)
     late = engine.add([5], SamplingParams(max_tokens=2), priority=0)
     engine.step()
-    assert first.num_preemptions == 1 and aged.num_output_tokens == 1
+    assert first.num_preemptions == 1 and soon.num_output_tokens == 1
     while engine.scheduler.has_work():
         engine.step()
-    assert first.num_preemptions == 1  # `late` came more than ageing_s after it
+    assert first.num_preemptions == 1  # more urgent is not enough: `late` came more than ageing_s after it
     assert first.finish_time < late.finish_time
 
 
@@ -287,6 +292,21 @@ def test_who_was_away_has_no_claim_on_the_time_away():
     rows_of += [request(f"again{i}", 40, 20, at=30.0, tenant="b") for i in range(2_000)]
     served = shares(rows_of, steps=700, warm_up=2_400, max_num_seqs=16, max_num_batched_tokens=128)
     assert abs(served["a"] - served["b"]) < 0.05 * max(served.values()), served
+
+
+@pytest.mark.xfail(reason="the charge follows the plan, not the tokens that came; small errors after preemptions")
+@pytest.mark.parametrize("engine_class", [Engine, AheadEngine])
+@pytest.mark.parametrize("name", ["continuous", "chunked"])
+def test_every_token_is_charged_once(name, engine_class):
+    for seed in range(10):
+        rng = random.Random(seed)
+        todo = [request(f"r{i}", rng.randint(1, 12), rng.randint(1, 20)) for i in range(8)]
+        options = {"num_blocks": 9, "max_num_batched_tokens": rng.randint(1, 12)}
+        engine = fake_engine(name, engine_class=engine_class, ordering="fair-share", **options)
+        engine.run(todo)
+        assert sum(r.num_preemptions for r in todo) > 0
+        asked = sum(PROMPT_WEIGHT * r.num_prompt_tokens + OUTPUT_WEIGHT * r.num_output_tokens for r in todo)
+        assert engine.scheduler.waiting.counters == {"default": asked}
 
 
 def p99_ttft(ordering: str, rate_of_b: float) -> float:

@@ -1,4 +1,4 @@
-"""Rules of scheduling and memory broken on purpose, one at a time: the state machine must notice each."""
+"""Rules of scheduling and memory broken on purpose, one at a time: the state machine or a test must notice each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import sys
 import textwrap
 
 import pytest
+import test_admission
+import test_ordering
+import test_prefix_cache
 from pressure_machine import COMBINATIONS, run_machine
 
 from minibatcher.ahead import AheadEngine
 from minibatcher.errors import PlanError
 from minibatcher.kv import PrefixKV
 from minibatcher.scheduling import ChunkedScheduler, Scheduler
-from minibatcher.scheduling.admission import Admission
-from minibatcher.scheduling.ordering import FirstComeFirstServed, PriorityClasses, ShortestPromptFirst
+from minibatcher.scheduling.admission import Admission, Optimistic
+from minibatcher.scheduling.ordering import FairShare, FirstComeFirstServed, PriorityClasses, ShortestPromptFirst
 
 EXAMPLES, STEPS = 60, 25
 
@@ -38,7 +41,7 @@ MUTANTS = {
     "an abort leaks blocks in host memory": (
         Scheduler,
         {"abort": ("self.host.free(request.request_id)", "pass")},
-        {"preemption": "swap", "admission": "preempt"},
+        {"preemption": "swap", "admission": "preempt", "prefix_caching": True, "strategy": "continuous"},
     ),
     "a prompt is published before it is computed": (
         Scheduler,
@@ -208,10 +211,99 @@ MUTANTS = {
 }
 
 
+# What no order of events shows, but a test of its own: (class, method, old text, new text, the test)
+TESTED = {
+    "a newcomer is not lifted": (
+        FairShare,
+        "_lift",
+        "max(self.counters.get(tenant, 0), floor)",
+        "self.counters.get(tenant, 0)",
+        test_ordering.test_who_comes_later_has_no_claim_on_the_past,
+    ),
+    "who was away is not lifted": (
+        FairShare,
+        "_lift",
+        "max(self.counters.get(tenant, 0), floor)",
+        "self.counters.get(tenant, floor)",
+        test_ordering.test_who_was_away_has_no_claim_on_the_time_away,
+    ),
+    "prompts are not charged": (
+        FairShare,
+        "take",
+        "PROMPT_WEIGHT * request.num_prompt_tokens",
+        "0",
+        lambda: test_ordering.test_two_saturating_tenants_share_within_five_per_cent(
+            "chunked", (9000, 5, 4), (900, 400, 30)
+        ),
+    ),
+    "answers are not charged": (
+        FairShare,
+        "served",
+        "+= OUTPUT_WEIGHT",
+        "+= 0",
+        lambda: test_ordering.test_two_saturating_tenants_share_within_five_per_cent(
+            "chunked", (9000, 20, 2), (900, 20, 150)
+        ),
+    ),
+    "the tenant that came first is served first": (
+        FairShare,
+        "_standing",
+        "self.counters[tenant], ",
+        "",
+        test_ordering.test_ten_times_the_requests_buy_nothing,
+    ),
+    "more urgent is enough to push out": (
+        PriorityClasses,
+        "outranks",
+        " and self.rank(waiting) < self.rank(running)",
+        "",
+        test_ordering.test_equals_do_not_push_each_other_out,
+    ),
+    "the watermark is ignored": (
+        Scheduler,
+        "_obstacle",
+        "int(self.config.watermark * self.kv.num_blocks)",
+        "0",
+        lambda: test_admission.test_the_watermark_keeps_its_blocks(0.25, 5),
+    ),
+    "the optimist does not learn": (
+        Optimistic,
+        "preempted",
+        "self.ratio += (1 - self.ratio) / 2",
+        "pass",
+        test_admission.test_the_optimist_falls_step_by_step_and_rises_when_it_hurts,
+    ),
+    "the block used last is evicted first": (
+        PrefixKV,
+        "_take",
+        "popitem(last=False)",
+        "popitem(last=True)",
+        test_prefix_cache.test_the_longest_unused_is_evicted_first,
+    ),
+    "the tokens found again still count as lost": (
+        Scheduler,
+        "_admit",
+        "request.num_lost_tokens -= min(found, request.num_lost_tokens)",
+        "pass",
+        test_prefix_cache.test_a_preempted_request_finds_its_own_blocks_again,
+    ),
+    "what is found by a request that comes back counts as saved": (
+        Scheduler,
+        "_admit",
+        "if request.num_preemptions:",
+        "if False:",
+        test_prefix_cache.test_a_preempted_request_finds_its_own_blocks_again,
+    ),
+}
+
+
 def broken(method, old: str, new: str):
     """The same method with another piece of text."""
     source = textwrap.dedent(inspect.getsource(method))
     assert source.count(old) == 1, f"{old!r} is in {method.__qualname__} {source.count(old)} times"
+    source = source.replace(
+        "super()", f"super({method.__qualname__.split('.')[0]}, self)"
+    )  # there is no class around it
     made: dict = {}
     exec(source.replace(old, new), sys.modules[method.__module__].__dict__, made)
     return made[method.__name__]
@@ -227,3 +319,11 @@ def test_mutant_is_caught(name, monkeypatch):
         for combination in sorted(places, key=lambda c: c.strategy):  # chunked and continuous first
             run_machine(combination, EXAMPLES, STEPS, shrink=False)
     assert isinstance(caught.value, (AssertionError, RuntimeError, LookupError, ValueError, PlanError)), caught.value
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_mutant_fails_its_test(name, monkeypatch):
+    cls, method, old, new, test = TESTED[name]
+    monkeypatch.setattr(cls, method, broken(getattr(cls, method), old, new))
+    with pytest.raises((AssertionError, RuntimeError)):
+        test()
