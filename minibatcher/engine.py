@@ -324,7 +324,8 @@ class Engine:
         self._leave(ended)
         if self._callbacks:
             for request, token_id in result.token_ids.items():
-                self._call(self._callbacks.get(request), request, token_id, texts.get(request, ""))
+                take = self._callbacks.pop if request.finished else self._callbacks.get  # the end is told once
+                self._call(take(request, None), request, token_id, texts.get(request, ""))
         for request in ended:
             self._close(request)
         return _Done(result.token_ids, texts, ended)
@@ -461,7 +462,6 @@ class Engine:
         self.scheduler.abandon(plan)
         ended = [request for request in plan.num_tokens if not request.finished]
         self._end(ended, FinishReason.ERROR, sentence)
-        self._wake_at = self.clock.now()  # the others can run at once
         return _Done({}, {}, ended)
 
     def _shrink(self, plan: StepPlan, error: OutOfMemory) -> _Done:
@@ -478,7 +478,6 @@ class Engine:
         self._tell(f"the KV pool shrinks from {before} to {after} blocks", error, raised=False)
         shrunk = {"time_s": self.clock.now(), "from_blocks": before, "to_blocks": after, "error": str(error)}
         self.timeline.header.setdefault("kv_shrunk", []).append(shrunk)
-        self._wake_at = self.clock.now()
         return _Done({}, {}, self._end_misfits())
 
     def _restart(self, plan: StepPlan, num_blocks: int) -> None:

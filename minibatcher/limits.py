@@ -41,8 +41,8 @@ class TokenBucket:
         return missing / self.rate_per_s
 
     def take(self, amount: float, now: float) -> None:
-        """Take out what `delay` says is in it; a negative amount is put back, as far as there is room."""
-        self._level, self._time = min(self.burst, self.level(now) - amount), now
+        """Take out what `delay` says is in it; a negative amount is put back, as far as `level` finds room for it."""
+        self._level, self._time = self.level(now) - amount, now
 
 
 @dataclass(frozen=True)

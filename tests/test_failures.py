@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine, Output
-from minibatcher.errors import OutOfMemory, PlanError, RequestFailed
+from minibatcher.errors import OutOfMemory, PlanError, RequestFailed, RequestRefused
 from minibatcher.limits import Limits, TenantLimit
 from minibatcher.request import Request, SamplingParams
 from minibatcher.tally import Tally
@@ -324,6 +324,62 @@ def test_a_callback_may_call_the_engine(name, engine_class, act):
     check_usable(engine)
 
 
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+def test_what_failed_before_in_the_same_step_is_not_blamed_on_a_callback(name, engine_class):
+    engine, heard = faulty_engine(name, engine_class), []
+
+    def failing(output: Output) -> None:
+        raise BrokenPipeError("the client is gone")
+
+    def caller(output: Output) -> None:
+        heard.append(output)
+        engine.abort("r4")
+
+    todo = requests(5)
+    for request, callback in zip(todo, [failing, caller, None, None, None]):
+        engine.submit(request, callback)
+    raised = 0
+    while engine.scheduler.has_work():
+        try:
+            engine.step()
+        except BrokenPipeError:
+            raised += 1
+    assert raised == 1 and len(heard) == 5
+    assert [r.finish_reason for r in todo] == ["error", "length", "length", "length", "abort"]
+    check_usable(engine)
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+@pytest.mark.parametrize("act", ["abort", "abort_all"])
+def test_at_its_last_token_a_request_can_no_longer_be_aborted(name, engine_class, act):
+    engine, closed, ended = faulty_engine(name, engine_class), Counter(), []
+    close = engine.recorder.closed
+    engine.recorder.closed = lambda request: (closed.update([request.request_id]), close(request))
+
+    def late(output: Output) -> None:
+        ended.append(output.finish_reason)
+        if output.finish_reason:
+            assert engine.abort("r1") is False if act == "abort" else engine.abort_all() is None
+
+    todo = requests(5)
+    for request in todo:
+        engine.submit(request, late if request.request_id == "r1" else None)
+    serve(engine, todo, submit=False)
+    assert todo[1].finish_reason == "length" and todo[1].output_token_ids == answer(todo[1]) and len(ended) == 5
+    assert closed == {request.request_id: 1 for request in todo}
+    check_usable(engine)
+
+
+def test_abort_all_does_not_raise_what_callbacks_do():
+    engine = faulty_engine("chunked")
+    for request in requests(3):
+        engine.submit(request, lambda output: 1 / 0)
+    with pytest.warns(RuntimeWarning, match="its on_output callback failed: ZeroDivisionError") as told:
+        engine.abort_all()
+    assert len(told) == 1
+    check_usable(engine)
+
+
 @pytest.mark.parametrize("name, engine_class", [("static", Engine), ("chunked", Engine), ("chunked", AheadEngine)])
 @pytest.mark.parametrize("recorder", ["timeline", "tally"])
 @pytest.mark.parametrize("method", ["opened", "launched", "stepped", "closed"])
@@ -410,6 +466,27 @@ def test_a_scheduler_that_fails_is_raised_and_leaves_the_engine_usable(name, eng
     calls.clear()
     with pytest.raises(KeyError):
         engine.run(requests())  # cleans up by itself
+    check_usable(engine)
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_queue_that_fails_is_raised_and_leaves_the_engine_usable(keep_going):
+    engine = faulty_engine("chunked", keep_going=keep_going)
+    add = engine.scheduler.add
+    engine.scheduler.add = lambda request: 1 / 0 if request.request_id == "r3" else add(request)
+    todo = requests()
+    with pytest.raises(ZeroDivisionError):
+        engine.run(todo)
+    assert [r.finish_reason for r in todo] == ["abort"] * 4 + [None] * 3
+    engine.scheduler.add = add
+    check_usable(engine)
+
+
+def test_who_can_never_be_served_ends_a_run_of_an_iterator():
+    engine = faulty_engine("chunked", keep_going=True)
+    with pytest.raises(RequestRefused, match="could outgrow the context"):
+        engine.run(iter([*requests(2), Request("big", [1] * 9, SamplingParams(max_tokens=99))]))
+    assert "big" not in engine.timeline.requests
     check_usable(engine)
 
 
