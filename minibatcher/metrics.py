@@ -47,7 +47,7 @@ DEFINITIONS: dict[str, str] = {
     "busy_share": "time inside steps / makespan",
     "tokens_per_step": "tokens computed per step, padding included",
     "num_preemptions": "times that a running request lost its slot, and its KV was dropped or swapped to host memory",
-    "num_swapped_blocks": "KV blocks copied between device and host memory: one that goes out and comes back counts twice",
+    "num_swapped_blocks": "KV blocks copied to host memory or back: one that goes and comes counts twice",
     "lost_share": (
         "tokens computed again / all tokens computed: what a preemption dropped and the prefix cache did not hold any "
         "more"

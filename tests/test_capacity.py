@@ -166,6 +166,10 @@ def test_queue_growth_of_few_and_of_refused_requests():
     timeline.requests["r3"].finish_time = timeline.requests["r3"].arrival_time
     timeline.requests["r4"].finish_time = None
     assert queue_growth(timeline) == (1 / 3, 1.0)
+    timeline = served(1.0, n=9)
+    for i, record in enumerate(timeline.requests.values()):
+        record.first_scheduled_time = i + 1.0  # as the next one arrives: not waiting any more
+    assert queue_growth(timeline) == (0.0, 0.0)
 
 
 def test_doubts_are_told():

@@ -266,16 +266,9 @@ def test_running_sums_equal_the_timeline_under_pressure(preemption, caching):
     assert (exact["kv_occupancy"]["cached_of_pool"] > 0) is caching
     assert sums.keys() == exact.keys()
     assert (exact["num_swapped_blocks"] > 0) is (preemption == "swap")
-    told = [
-        "num_preemptions",
-        "num_swapped_blocks",
-        "num_lost_tokens",
-        "num_cached_tokens",
-        "num_finished",
-        "refusals",
-        "num_steps",
-    ]
-    assert {key: sums[key] for key in told} == {key: exact[key] for key in told}
+    for key in exact:
+        if key.startswith("num_") or key == "refusals":
+            assert sums[key] == exact[key], key
     for key in ("lost_share", "prefix_hit_rate", "kv_occupancy", "queue_depth"):
         assert sums[key] == pytest.approx(exact[key]), key
     for key in ("classes", "tenants"):
