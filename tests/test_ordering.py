@@ -294,9 +294,18 @@ def test_who_was_away_has_no_claim_on_the_time_away():
     assert abs(served["a"] - served["b"]) < 0.05 * max(served.values()), served
 
 
-@pytest.mark.xfail(reason="the charge follows the plan, not the tokens that came; small errors after preemptions")
-@pytest.mark.parametrize("engine_class", [Engine, AheadEngine])
-@pytest.mark.parametrize("name", ["continuous", "chunked"])
+MISCHARGED = pytest.mark.xfail(reason="the charge follows the plan, not the tokens that came: wrong after preemptions")
+
+
+@pytest.mark.parametrize(
+    "name, engine_class",
+    [
+        ("continuous", Engine),
+        pytest.param("chunked", Engine, marks=MISCHARGED),
+        pytest.param("continuous", AheadEngine, marks=MISCHARGED),
+        pytest.param("chunked", AheadEngine, marks=MISCHARGED),
+    ],
+)
 def test_every_token_is_charged_once(name, engine_class):
     for seed in range(10):
         rng = random.Random(seed)
