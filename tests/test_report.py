@@ -99,6 +99,30 @@ def test_strategies_that_did_the_same_are_named():
     assert "static and dynamic did the same work here." in text and "noise" not in text
 
 
+def test_another_order_of_service_is_never_the_same_work():
+    runs = {name: run("chunked", requests(8, seed=2, rate=1e9, longest=9)) for name in ("fcfs", "priority")}
+    assert "fcfs and priority did the same work here." in table(comparison(runs))
+    runs["priority"].header |= {"ordering": "priority"}
+    runs["fcfs"].header |= {"ordering": "fcfs"}
+    assert "did the same work" not in table(comparison(runs))
+
+
+def test_what_varies_on_purpose_is_no_warning(timelines):
+    runs = {name: copy.deepcopy(timelines["chunked"]) for name in ("worst-case", "preempt")}
+    for name, timeline in runs.items():
+        timeline.header |= {"admission": name, "varied": ["admission"]}
+    text = " ".join(table(comparison(runs, setting="The pool is small.")).split())
+    assert "strategy chunked" in text and "The pool is small." in text and "relative to worst-case" in text
+    assert "these are not the same" not in text and "all runs gave identical tokens" in text
+    runs["preempt"].header["watermark"] = 0.25
+    text = " ".join(table(comparison(runs)).split())
+    differ = (
+        "Besides what the columns say, these are not the same in all runs: watermark (worst-case 0.0, preempt 0.25)."
+    )
+    assert differ in text
+    assert "The pool is small." in markdown(comparison(runs, setting="The pool is small."))
+
+
 def test_missing_request_is_a_difference(timelines):
     changed = copy.deepcopy(timelines)
     del changed["dynamic"].requests["r9"]
