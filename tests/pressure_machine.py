@@ -295,13 +295,11 @@ class PressureMachine(RuleBasedStateMachine):
 
     def one_step(self) -> bool:
         """Whether there was anything to compute; if not, time goes on to when there will be."""
-        engine, before = self.engine, len(self.engine.timeline.steps)
+        engine = self.engine
         engine.step()
-        if len(engine.timeline.steps) > before:
-            return True
-        if engine.scheduler.has_work():
+        if engine.idle and engine.scheduler.has_work():
             engine.clock.sleep_until(engine.next_moment())
-        return False
+        return not engine.idle
 
     # what must hold
 
