@@ -319,7 +319,7 @@ class Engine:
         now = self.clock.now()
         self._num_oom_steps = 0
         ended, texts = self._append(result.token_ids, now)
-        self.scheduler.computed(plan)
+        self.scheduler.computed(plan, result.token_ids)
         self._record(self.recorder.stepped, result, ended, now)
         self._leave(ended)
         if self._callbacks:
@@ -482,7 +482,7 @@ class Engine:
 
     def _restart(self, plan: StepPlan, num_blocks: int) -> None:
         """Put everybody back into the queue, and have a KV pool of `num_blocks` blocks in the next step."""
-        self.scheduler.restart(plan, num_blocks)
+        self.scheduler.restart(plan, num_blocks, list(self.requests.values()))
         if hasattr(self.runner, "release"):  # what has no tensors has nothing to give back
             self.runner.release()
 

@@ -342,8 +342,6 @@ class PressureMachine(RuleBasedStateMachine):
         later = first.arrival_time - other.arrival_time
         if self.combination.strategy == "dynamic" and config.bucket_by_length:
             return
-        if self.combination.engine_class is AheadEngine and self.num_shrunk and ordering in ("fcfs", "fair-share"):
-            return  # those that were to end with a step that ran out of memory don't find their places again
         if ordering == "fcfs" or (ordering == "fair-share" and first.tenant == other.tenant):
             assert self.requests.index(first) < self.requests.index(other)
         elif ordering == "priority":

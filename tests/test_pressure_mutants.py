@@ -216,16 +216,23 @@ TESTED = {
     "a newcomer is not lifted": (
         FairShare,
         "_lift",
-        "max(self.counters.get(tenant, 0), floor)",
-        "self.counters.get(tenant, 0)",
+        "max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)",
+        "self.counters.get(tenant, 0.0)",
         test_ordering.test_who_comes_later_has_no_claim_on_the_past,
     ),
     "who was away is not lifted": (
         FairShare,
         "_lift",
-        "max(self.counters.get(tenant, 0), floor)",
-        "self.counters.get(tenant, floor)",
+        "max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)",
+        "self.counters.get(tenant, max(lowest, self.fair_counter))",
         test_ordering.test_who_was_away_has_no_claim_on_the_time_away,
+    ),
+    "newcomers are lifted to the lowest only": (
+        FairShare,
+        "_lift",
+        ", lowest, self.fair_counter)",
+        ", lowest)",
+        test_ordering.test_ever_new_tenants_do_not_keep_an_old_one_out,
     ),
     "prompts are not charged": (
         FairShare,
@@ -239,8 +246,8 @@ TESTED = {
     "answers are not charged": (
         FairShare,
         "served",
-        "+= OUTPUT_WEIGHT",
-        "+= 0",
+        "OUTPUT_WEIGHT",
+        "0",
         lambda: test_ordering.test_two_saturating_tenants_share_within_five_per_cent(
             "chunked", (9000, 20, 2), (900, 20, 150)
         ),

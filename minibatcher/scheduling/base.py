@@ -50,12 +50,12 @@ class Scheduler(ABC):
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def computed(self, plan: StepPlan) -> None:
-        """After a step: what it computed can be shared, and its service is charged to those who had it."""
+    def computed(self, plan: StepPlan, sampled: Collection[Request]) -> None:
+        """After a step: what it computed can be shared, and those who got a token have been served."""
         if self.kv.shares_prefixes:
             for request in plan.num_tokens:
                 self.kv.publish(request.request_id, request.token_slice, request.num_computed_tokens)
-        self.waiting.served(plan.num_tokens)
+        self.waiting.served(sampled)
         self.admission.stepped()
 
     def update(self, ended: Sequence[Request]) -> None:
@@ -69,17 +69,17 @@ class Scheduler(ABC):
             if swap.out and not swap.request.finished:
                 self._forget_kv(swap.request)
 
-    def restart(self, plan: StepPlan, num_blocks: int) -> None:
+    def restart(self, plan: StepPlan, num_blocks: int, requests: Sequence[Request]) -> None:
         """The device has run out of memory in a step: all lose their KV there, and wait for a pool of `num_blocks`.
 
-        What lies in host memory stays there.
+        requests: all that have not ended, in order of submission. What lies in host memory stays there.
         """
         self.abandon(plan)
-        running = reversed(self.waiting.in_order(self.running))
-        for request in dict.fromkeys([*running, *plan.num_tokens]):  # who was to end with the step may have left
-            if request.slot is not None:
-                self._leave(request)
-            if request.finished or request in self.waiting:
+        lost = {*self.running, *plan.num_tokens}  # who was to end with the step may have left already
+        for request in list(self.running):
+            self._leave(request)
+        for request in reversed(requests):
+            if request not in lost or request.finished or request in self.waiting:
                 continue
             if request in plan.admitted and not request.num_preemptions:
                 request.num_computed_tokens = 0

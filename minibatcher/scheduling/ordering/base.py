@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ...request import Request
 
@@ -56,8 +56,8 @@ class Ordering(ABC):
         """May the one take the place of the other?"""
         return False
 
-    def served(self, num_tokens: Mapping[Request, int]) -> None:  # noqa: B027 - most keep no account
-        """A step has computed so many tokens for these."""
+    def served(self, requests: Collection[Request]) -> None:  # noqa: B027 - most keep no account
+        """A step has brought each of these a token."""
 
 
 class Ranked(Ordering):

@@ -1,12 +1,14 @@
 """Fair share: every tenant that waits gets the same service, however many requests it sends.
 
-Source: Sheng et al., «Fairness in Serving Large Language Models», OSDI 2024, section 4.1, algorithm 2 (VTC).
+Source: Sheng et al., «Fairness in Serving Large Language Models», OSDI 2024, section 4.1, algorithm 2 (virtual token
+counter); the fair counter of newcomers as in Demers et al., «Analysis and Simulation of a Fair Queueing Algorithm»,
+SIGCOMM 1989.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from ...request import Request
 from .base import Ordering
@@ -18,15 +20,18 @@ class FairShare(Ordering):
     """A virtual counter a tenant says how much service it has had; the lowest is served next, the oldest request first.
 
     A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: who has
-    slept has no claim on the past. counters: tenant → weighted tokens, prompts charged once, when let in.
+    slept has no claim on the past. And at least to the fair counter, which somebody would have who had always had an
+    equal share: else ever new tenants, each lifted to the lowest only, would keep an old one out for ever.
+    counters: tenant → weighted tokens; prompts are charged once, when let in.
     """
 
     name = "fair-share"
 
     def __init__(self) -> None:
         self.counters: dict[str, float] = {}
+        self.fair_counter = 0.0
+        self._uncounted = 0.0  # service that has not moved the fair counter yet
         self._queues: dict[str, deque[Request]] = {}  # of tenants that wait, and of nobody else
-        self._last: str | None = None  # whose queue was the last to run empty
 
     def add(self, request: Request) -> None:
         tenant = request.tenant
@@ -36,20 +41,19 @@ class FairShare(Ordering):
         self._queues[tenant].append(request)
 
     def _lift(self, tenant: str) -> None:
-        floor = min((self.counters[other] for other in self._queues), default=self.counters.get(self._last, 0))
-        self.counters[tenant] = max(self.counters.get(tenant, 0), floor)
+        lowest = min((self.counters[other] for other in self._queues), default=0.0)
+        self.counters[tenant] = max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)
 
     def put_back(self, request: Request) -> None:
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
         if request.num_preemptions == 0:  # let in for a step that it is not part of after all
-            self.counters[request.tenant] -= PROMPT_WEIGHT * request.num_prompt_tokens
+            self._charge(request.tenant, -PROMPT_WEIGHT * request.num_prompt_tokens)
 
     def remove(self, request: Request) -> None:
         queue = self._queues[request.tenant]
         queue.remove(request)
         if not queue:
             del self._queues[request.tenant]
-            self._last = request.tenant
 
     @property
     def head(self) -> Request:
@@ -63,12 +67,19 @@ class FairShare(Ordering):
     def take(self, request: Request) -> None:
         super().take(request)
         if request.num_preemptions == 0:
-            self.counters[request.tenant] += PROMPT_WEIGHT * request.num_prompt_tokens
+            self._charge(request.tenant, PROMPT_WEIGHT * request.num_prompt_tokens)
 
-    def served(self, num_tokens: Mapping[Request, int]) -> None:
-        for request, n in num_tokens.items():
-            if n and (request.is_decoding or request.finished):  # it has just got a token
-                self.counters[request.tenant] += OUTPUT_WEIGHT
+    def served(self, requests: Collection[Request]) -> None:
+        for request in requests:
+            self._charge(request.tenant, OUTPUT_WEIGHT)
+        active = self._queues.keys() | {request.tenant for request in requests}
+        if active:
+            self.fair_counter += self._uncounted / len(active)
+            self._uncounted = 0.0
+
+    def _charge(self, tenant: str, cost: float) -> None:
+        self.counters[tenant] += cost
+        self._uncounted += cost
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
