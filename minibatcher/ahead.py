@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .engine import Engine, _Done
+from .engine import Engine
 from .errors import OutOfMemory
 from .request import Request
-from .scheduling.base import StepPlan
+from .scheduling.plan import StepPlan
+from .stepping import Done
 
 
 class AheadEngine(Engine):
@@ -32,7 +33,7 @@ class AheadEngine(Engine):
         self._next = None
         super().abort_all()
 
-    def _forward(self) -> _Done | None:
+    def _forward(self) -> Done | None:
         start = self.clock.now()
         plan = self._take_plan(start)
         if not self._begin(plan, start):

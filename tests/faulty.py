@@ -7,8 +7,9 @@ from collections import Counter
 from fakes import MemoryRunner, Promise, fake_engine, solo_answer
 
 from minibatcher.ahead import AheadEngine
-from minibatcher.engine import Engine, Output
+from minibatcher.engine import Engine
 from minibatcher.request import Request, SamplingParams
+from minibatcher.stepping import Output
 
 ENGINES = [
     *((name, Engine) for name in ("solo", "static", "dynamic", "continuous", "chunked")),

@@ -21,7 +21,7 @@ LAYERS = [
     {"scheduling"},
     {"transfer", "attention", "model"},
     {"runners", "provenance", "measure", "memory", "monitor"},
-    {"engine", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
+    {"engine", "stepping", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
     {
         "compare",
         "simulate",

@@ -27,10 +27,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minibatcher.ahead import AheadEngine
-from minibatcher.engine import Engine, Output
+from minibatcher.engine import Engine
 from minibatcher.errors import OutOfMemory, PlanError, RequestFailed, RequestRefused
 from minibatcher.limits import Limits, TenantLimit
 from minibatcher.request import Request, SamplingParams
+from minibatcher.stepping import Output
 from minibatcher.tally import Tally
 
 
