@@ -21,7 +21,6 @@ from minibatcher.calibrate import (
     replay,
 )
 from minibatcher.calibrate.fit import fit_steps, huber
-from minibatcher.calibrate.replay import ReusableBlocks
 from minibatcher.errors import InvalidParameter, UnknownName, WorkloadError
 from minibatcher.hardware import device, model_spec
 from minibatcher.runners.roofline import CostModel, Efficiency, StepWork
@@ -174,21 +173,6 @@ def test_a_timeline_gives_its_steps(tmp_path):
     assert len(whole) == 2 and all(abs(row.error) < 0.1 for row in whole)
     with pytest.raises(WorkloadError, match="2 timelines"):
         load_run(tmp_path)
-
-
-def test_a_preempted_request_finds_the_head_of_its_tokens():
-    kv = ReusableBlocks(10, 4)
-    assert kv.allocate("a", 22) and kv.allocate("b", 14)  # 6 and 4 blocks: none is left
-    kv.keep("a", 21)
-    kv.free("a")
-    assert kv.find("a", 21) == 20  # five full blocks
-    assert kv.allocate("b", 20) and kv.find("a", 21) == 20  # b took the block that was not full
-    assert kv.allocate("c", 5) and kv.find("a", 21) == 12  # then the last full ones
-    assert kv.find("a", 9) == 8
-    kv.take_back("a", 12)
-    assert kv.num_free_blocks == 0 and len(kv.table("a")) == 3 and not kv.allocate("a", 13)
-    kv.free("a")
-    assert kv.find("a", 21) == 0  # nobody asked to keep it
 
 
 def test_names_of_devices_and_models(tmp_path):

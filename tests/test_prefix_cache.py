@@ -262,6 +262,36 @@ def test_blocks_are_conserved_whatever_happens(data):
     assert kv.num_used_blocks == 0 and kv.num_shared_blocks == 0
 
 
+@given(st.data())
+def test_who_waits_finds_what_is_there_now(data):
+    """Looked up at every step that it waits, a request does not find what has gone since, or come back otherwise."""
+    kv = PrefixKV(data.draw(st.integers(2, 6)), data.draw(st.integers(1, 2)))
+    rng = random.Random(data.draw(st.integers(0, 999)))
+    wanted = [rng.randrange(2) for _ in range(8)]
+    waiting, held, num_found = slicer(wanted), {}, set()
+    for i in range(80):
+        name = rng.choice([*held, f"r{i}"])
+        if name in held:
+            kv.free(name)
+            del held[name]
+        else:
+            kept = rng.randrange(9)
+            tokens = [*wanted[:kept], *(rng.randrange(2) for _ in range(rng.randrange(1, 9 - kept) if kept < 8 else 0))]
+            if kv.allocate(name, len(tokens)):
+                kv.publish(name, slicer(tokens), len(tokens))
+                held[name] = tokens
+        blocks, parent, size = [], -1, kv.block_size
+        for start in range(0, 7 // size * size, size):
+            parent = kv._found.get((parent, tuple(wanted[start : start + size])))
+            if parent is None:
+                break
+            blocks.append(parent)
+        assert kv.lookup(waiting, 8) == blocks
+        num_found.add(len(blocks))
+        kv.check()
+    assert kv.num_blocks < 4 or len(num_found) > 1
+
+
 def test_a_pool_without_sharing_finds_nothing():
     kv = BlockKV(4, 2)
     assert kv.start("a", slicer([1, 2, 3]), 3) == 0 and kv.num_cached_blocks == kv.num_shared_blocks == 0

@@ -4,72 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..kv import BlockKV, SlotKV
+from ..kv import BlockKV, PrefixKV, SlotKV
 from ..request import Request, SamplingParams
 from ..runners.roofline import CostModel, RooflineRunner
 from ..scheduling import ChunkedScheduler, Scheduler, SchedulerConfig, StepPlan, make_scheduler, strategy
+from ..workload import HashedPrompt
 from .runs import MeasuredRun
-
-
-class ReusableBlocks(BlockKV):
-    """A pool whose freed blocks keep their content until they are needed, the longest unused first.
-
-    So a preempted request that comes back soon finds the head of its tokens still there. As in vLLM's block pool
-    (vllm/v1/core/block_pool.py): a request's last block is given away before its first.
-    """
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        super().__init__(num_blocks, block_size)
-        self._free = OrderedDict.fromkeys(range(num_blocks))
-        self._owner: dict[int, str] = {}  # whose tokens a block holds
-        self._full: dict[str, int] = {}
-        self._left: dict[str, list[int]] = {}  # full blocks of requests that were preempted, in order of position
-
-    def allocate(self, request_id: str, num_tokens: int) -> bool:
-        missing = self.missing_blocks(request_id, num_tokens)
-        if missing > len(self._free):
-            return False
-        table = self._tables.setdefault(request_id, [])
-        for _ in range(missing):
-            block, _ = self._free.popitem(last=False)
-            self._owner[block] = request_id
-            table.append(block)
-        return True
-
-    def clear(self) -> None:
-        super().clear()
-        self._free = OrderedDict.fromkeys(range(self.num_blocks))
-        self._left.clear()
-
-    def keep(self, request_id: str, num_tokens: int) -> None:
-        """When this request's blocks are freed, remember those that are full of its first `num_tokens` tokens."""
-        self._full[request_id] = num_tokens // self.block_size
-
-    def free(self, request_id: str) -> None:
-        blocks, full = self._tables.pop(request_id, []), self._full.pop(request_id, 0)
-        self._left[request_id] = blocks[:full]
-        for block in reversed(blocks):
-            self._free[block] = None
-
-    def find(self, request_id: str, num_tokens: int) -> int:
-        """How many of its first `num_tokens` tokens are still there, in whole blocks."""
-        found = 0
-        for block in self._left.get(request_id, ())[: num_tokens // self.block_size]:
-            if block not in self._free or self._owner[block] != request_id:
-                break
-            found += 1
-        return found * self.block_size
-
-    def take_back(self, request_id: str, num_tokens: int) -> None:
-        """Give the request what `find` found."""
-        blocks = self._left.pop(request_id)[: num_tokens // self.block_size]
-        for block in blocks:
-            del self._free[block]
-        self._tables[request_id] = blocks
 
 
 class VllmScheduler(ChunkedScheduler):
@@ -83,7 +27,7 @@ class VllmScheduler(ChunkedScheduler):
 
     def __init__(self, kv: BlockKV, config: SchedulerConfig, run: MeasuredRun) -> None:
         super().__init__(kv, config)
-        self._must_fit, self._ahead, self._reuse = run.whole_prompt_must_fit, run.async_scheduling, run.reuses_blocks
+        self._must_fit, self._ahead = run.whole_prompt_must_fit, run.async_scheduling
         self._arrived: deque[Request] = deque()
         self._ended: list[Request] = []
         self._previous_start = 0.0
@@ -122,27 +66,16 @@ class VllmScheduler(ChunkedScheduler):
             request.slot = None
         self._ended = []
 
-    def _preempt(self, request: Request, plan: StepPlan) -> None:
-        if self._reuse:
-            self.kv.keep(request.request_id, request.num_computed_tokens)
-        super()._preempt(request, plan)
-
     def _admit_waiting(self, plan: StepPlan, budget: int) -> int:
+        kv = self.kv
         while self.waiting and budget and self._free_slots and not plan.preempted:
             head = self.waiting.head
-            name = head.request_id
-            if self._must_fit and self.kv.blocks_for(head.num_tokens) > self.kv.num_free_blocks:
+            if self._must_fit and kv.blocks_for(head.num_tokens) > kv.num_free_blocks + kv.num_cached_blocks:
                 break
-            found = self.kv.find(name, head.num_tokens - 1) if self._reuse else 0
-            if found:
-                self.kv.take_back(name, found)
+            found = len(kv.lookup(head.token_slice, head.num_tokens)) * kv.block_size if kv.shares_prefixes else 0
             num_tokens = min(head.num_tokens - found, budget)
             if not self._admit(head, found + num_tokens, plan):
-                if found:
-                    self.kv.keep(name, found)
-                    self.kv.free(name)
                 break
-            head.num_computed_tokens = found
             plan.num_tokens[head] = num_tokens
             budget -= num_tokens
         return budget
@@ -159,7 +92,7 @@ class Outcome:
 def scheduler_of(run: MeasuredRun) -> Scheduler:
     """The scheduler that the run had, on a pool of the run's size."""
     if run.engine == "vllm":
-        pool = (ReusableBlocks if run.reuses_blocks else BlockKV)(run.num_blocks, run.block_size)
+        pool = (PrefixKV if run.reuses_blocks else BlockKV)(run.num_blocks, run.block_size)
         return VllmScheduler(pool, run.config, run)
     pool = (SlotKV if strategy(run.strategy).kv_layout == "slots" else BlockKV)(run.num_blocks, run.block_size)
     return make_scheduler(run.strategy, pool, run.config)
@@ -177,7 +110,12 @@ def replay(
     """
     scheduler, runner = scheduler_of(run), RooflineRunner(cost)
     requests = [
-        Request(r.request_id, range(r.prompt_tokens), _exactly(r.output_tokens), arrival_time=r.arrival_time)
+        Request(
+            r.request_id,
+            HashedPrompt(r.request_id, r.prompt_tokens, (), 1),  # shared with nobody
+            _exactly(r.output_tokens),
+            arrival_time=r.arrival_time,
+        )
         for r in run.requests
     ]
     pending, now = deque(requests), 0.0
@@ -197,6 +135,7 @@ def replay(
             request.num_computed_tokens += num_tokens
         for request, token_id in result.token_ids.items():
             request.append(token_id, now)
+        scheduler.computed(plan, result.token_ids)
         if watch:
             watch(now - result.seconds, now, plan, scheduler)
         scheduler.update([request for request in result.token_ids if request.finished])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from .blocks import BlockKV, TokenSlice
 
 ROOT = -1  # what stands before a first block
+Key = tuple[int, tuple[int, ...]]  # the block before, and the token ids
 
 
 class PrefixKV(BlockKV):
@@ -32,11 +34,13 @@ class PrefixKV(BlockKV):
 
     def _reset(self) -> None:
         self._owners = [0] * self.num_blocks
-        self._found: dict[tuple[int, tuple[int, ...]], int] = {}  # key → published block
-        self._keys: dict[int, tuple[int, tuple[int, ...]]] = {}  # the other way round
+        self._found: dict[Key, int] = {}  # key → published block
+        self._keys: dict[int, Key] = {}  # the other way round
         self._cached: OrderedDict[int, None] = OrderedDict()  # published blocks without an owner, longest unused first
         self._num_published: dict[str, int] = {}  # how many blocks of a request's table are
         self._num_shared = 0
+        self._looked_up: TokenSlice | None = None  # who waits at the head of the queue is looked up at every step:
+        self._trail: list[tuple[Key, int]] = []  # keys and blocks that were found for it the last time
 
     @property
     def num_cached_blocks(self) -> int:
@@ -48,15 +52,18 @@ class PrefixKV(BlockKV):
 
     def lookup(self, tokens: TokenSlice, num_tokens: int) -> list[int]:
         """Published blocks that hold the head of these tokens; never the last token, which must give the next one."""
-        blocks: list[int] = []
-        parent, size = ROOT, self.block_size
-        for start in range(0, (num_tokens - 1) // size * size, size):
-            block = self._found.get((parent, tuple(tokens(start, start + size))))
+        if tokens != self._looked_up:
+            self._looked_up, self._trail = tokens, []
+        keys, size = self._keys, self.block_size
+        trail = list(takewhile(lambda step: keys.get(step[1]) is step[0], self._trail))  # not evicted since
+        for i in range(len(trail), (num_tokens - 1) // size):
+            parent = trail[-1][1] if trail else ROOT
+            block = self._found.get((parent, tuple(tokens(i * size, (i + 1) * size))))
             if block is None:
                 break
-            blocks.append(block)
-            parent = block
-        return blocks
+            trail.append((keys[block], block))
+        self._trail = trail
+        return [block for _, block in trail[: (num_tokens - 1) // size]]
 
     def demand(
         self, request_id: str, num_tokens: int, tokens: TokenSlice | None = None, without: Sequence[str] = ()

@@ -53,8 +53,9 @@ class Scheduler(ABC):
     def computed(self, plan: StepPlan, sampled: Collection[Request]) -> None:
         """After a step: what it computed can be shared, and those who got a token have been served."""
         if self.kv.shares_prefixes:
-            for request in plan.num_tokens:
-                self.kv.publish(request.request_id, request.token_slice, request.num_computed_tokens)
+            for request, num_tokens in plan.num_tokens.items():
+                if num_tokens > 1 or request.num_computed_tokens % self.kv.block_size == 0:  # a block may be full
+                    self.kv.publish(request.request_id, request.token_slice, request.num_computed_tokens)
         self.waiting.served(sampled)
         self.admission.stepped()
 
