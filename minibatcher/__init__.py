@@ -23,6 +23,8 @@ _EXPORTS = {
     "Request": "request",
     "SamplingParams": "request",
     "FinishReason": "request",
+    "Limits": "limits",
+    "TenantLimit": "limits",
     "SchedulerConfig": "scheduling",
     "STRATEGIES": "scheduling",
     "Timeline": "timeline",
@@ -30,6 +32,7 @@ _EXPORTS = {
     "WorkloadRequest": "workload",
     "load_workload": "workload",
     "run_comparison": "compare",
+    "comparison": "report",
     "MinibatcherError": "errors",
 }
 

@@ -55,8 +55,9 @@ class Engine(Stepper):
     def submit(self, request: Request, on_output: OnOutput | None = None) -> None:
         """Put a request in the queue. Raises RequestRefused or InvalidParameter, and then nothing has changed.
 
-        Of RequestRefused, QueueFull and RateLimited say when to try again. on_output: called after each step that
-        brings a token, and once at the end; if it raises, it costs this request alone. It may call the engine.
+        Of RequestRefused, QueueFull and RateLimited say when to try again. on_output: called with an Output after each
+        step that brings a token, and once at the end. If it raises, this request alone ends with an error, all others
+        go on, and `keep_going` says whether the step raises it. It may call the engine.
         """
         self.check(request)
         self._enter(request, on_output)

@@ -135,8 +135,15 @@ class Stepper:
         """What has happened since the last reset."""
         return self.recorder.timeline
 
+    def has_work(self) -> bool:
+        """Somebody waits or runs: `while engine.has_work(): engine.step()` serves all that were submitted."""
+        return self.scheduler.has_work()
+
     def step(self) -> list[Output]:
-        """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens."""
+        """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens.
+
+        A step need not bring a token: it may have computed a part of a prompt.
+        """
         done = self._step()
         if done is None:
             return []

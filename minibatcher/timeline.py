@@ -127,7 +127,7 @@ class DeviceSample(NamedTuple):
     power_w: float | None
 
 
-@dataclass
+@dataclass(repr=False)
 class Timeline:
     """The record of a run.
 
@@ -142,6 +142,10 @@ class Timeline:
     steps: list[StepRecord] = field(default_factory=list)
     requests: dict[str, RequestRecord] = field(default_factory=dict)
     device_samples: list[DeviceSample] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        what = f"{self.header.get('strategy')}, {self.clock}"
+        return f"<Timeline: {what}, {len(self.steps):,} steps, {len(self.requests):,} requests, {self.duration:.4g} s>"
 
     @property
     def num_slots(self) -> int:

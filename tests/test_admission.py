@@ -11,8 +11,9 @@ from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, UnknownName
 from minibatcher.request import Request, SamplingParams
-from minibatcher.scheduling import ADMISSIONS, SchedulerConfig, WaitReason
-from minibatcher.scheduling.admission import Optimistic
+from minibatcher.scheduling import ADMISSIONS, ORDERINGS, SchedulerConfig, WaitReason
+from minibatcher.scheduling.admission import POLICIES, Optimistic
+from minibatcher.scheduling.ordering import QUEUES, make_ordering
 
 CONTINUOUS = ["continuous", "chunked"]
 
@@ -90,13 +91,13 @@ def test_the_optimist_learns():
     for _ in range(300):
         policy.stepped()
     assert policy.ratio == pytest.approx(0.4)
-    policy.preempted()
+    policy.ran_short()
     assert policy.ratio == pytest.approx(0.7)  # half the way to 1
     for _ in range(2_000):
         policy.stepped()
     assert policy.ratio == 0.1 and policy.target(request) == 10 + 10
     for _ in range(50):
-        policy.preempted()
+        policy.ran_short()
     assert 0.99 < policy.ratio <= 1 and policy.target(request) <= request.max_total_tokens
 
 
@@ -276,3 +277,8 @@ def test_an_aborted_swapped_request_gives_its_host_blocks_back():
 def test_no_room_on_the_host_is_recompute():
     engine = fake_engine("chunked", preemption="swap", swap_tokens=0)
     assert engine.scheduler.host is None
+
+
+def test_every_name_has_its_policy():
+    assert tuple(POLICIES) == ADMISSIONS and all(cls.name == name for name, cls in POLICIES.items())
+    assert tuple(QUEUES) == ORDERINGS and all(make_ordering(SchedulerConfig(ordering=n)).name == n for n in QUEUES)

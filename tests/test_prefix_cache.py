@@ -282,7 +282,7 @@ def test_who_waits_finds_what_is_there_now(data):
                 held[name] = tokens
         blocks, parent, size = [], -1, kv.block_size
         for start in range(0, 7 // size * size, size):
-            parent = kv._found.get((parent, tuple(wanted[start : start + size])))
+            parent = kv._block_of.get((parent, tuple(wanted[start : start + size])))
             if parent is None:
                 break
             blocks.append(parent)

@@ -49,7 +49,8 @@ MUTANTS = {
             "_admit": (
                 "self.running.append(request)",
                 "self.running.append(request); "
-                "self.kv.shares_prefixes and self.kv.publish(name, request.token_slice, request.num_tokens)",
+                "self.kv.shares_prefixes and "
+                "self.kv.publish(request.request_id, request.token_slice, request.num_tokens)",
             )
         },
         {"prefix_caching": True},
@@ -126,7 +127,7 @@ MUTANTS = {
     ),
     "an evicted block can still be found": (
         PrefixKV,
-        {"_take": ("del self._found[self._keys.pop(block)]", "self._keys.pop(block)")},
+        {"_take": ("del self._block_of[self._key_of.pop(block)]", "self._key_of.pop(block)")},
         {"prefix_caching": True},
     ),
     "the key of a block leaves out its tokens": (
@@ -175,7 +176,7 @@ MUTANTS = {
     ),
     "host blocks are kept after they were copied back": (
         Scheduler,
-        {"_admit": ("self.host.free(name)", "pass")},
+        {"_give_kv": ("self.host.free(name)", "pass")},
         {"preemption": "swap", "admission": "preempt"},
     ),
     "copies that were never made are trusted": (
@@ -275,7 +276,7 @@ TESTED = {
     ),
     "the optimist does not learn": (
         Optimistic,
-        "preempted",
+        "ran_short",
         "self.ratio += (1 - self.ratio) / 2",
         "pass",
         test_admission.test_the_optimist_falls_step_by_step_and_rises_when_it_hurts,
@@ -289,14 +290,14 @@ TESTED = {
     ),
     "the tokens found again still count as lost": (
         Scheduler,
-        "_admit",
+        "_give_kv",
         "request.num_lost_tokens -= min(found, request.num_lost_tokens)",
         "pass",
         test_prefix_cache.test_a_preempted_request_finds_its_own_blocks_again,
     ),
     "what is found by a request that comes back counts as saved": (
         Scheduler,
-        "_admit",
+        "_give_kv",
         "if request.num_preemptions:",
         "if False:",
         test_prefix_cache.test_a_preempted_request_finds_its_own_blocks_again,

@@ -187,3 +187,10 @@ def test_damaged_file_gets_a_sentence(case, tmp_path):
 def test_missing_file_gets_a_sentence(tmp_path):
     with pytest.raises(WorkloadError, match=r"can't read the timeline .*none\.json"):
         Timeline.load(tmp_path / "none.json")
+
+
+def test_a_timeline_shows_itself_in_a_line():
+    timeline = run("chunked", requests(3))
+    shown = f"{len(timeline.steps)} steps, 3 requests, {timeline.duration:.4g} s"
+    assert repr(timeline) == f"<Timeline: chunked, simulated, {shown}>"
+    assert repr(Timeline()) == "<Timeline: None, measured, 0 steps, 0 requests, 0 s>"

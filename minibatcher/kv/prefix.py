@@ -19,11 +19,14 @@ Key = tuple[int, tuple[int, ...]]  # the block before, and the token ids
 class PrefixKV(BlockKV):
     """A pool whose full blocks can be found by their tokens.
 
-    A block is published once its tokens are computed, under the block before it and its own token ids: the key holds
-    the tokens themselves, so that no two contents can be taken for each other. Published blocks are shared by counting
-    their owners. One that has lost its last owner is cached: it stays findable until its place is needed.
-    Whoever owns a block owns those before it, and gives back the last first: so a block is evicted before the one that
-    it stands under, and a key never names a block with other content.
+    ROOT ── block 7: "To be or" ── block 2: "not to be" ── block 5: "that is"
+                                └─ block 9: "not, Tom,"
+
+    A block is published once its tokens are computed. Its key is the block before it and its own token ids: the tokens
+    themselves, so that no two contents can be taken for each other. Published blocks are shared by counting their
+    owners. One that has lost its last owner is cached: it stays findable until its place is needed.
+    Whoever owns a block owns those before it, and gives back the last one first. So block 2 is evicted before block 7,
+    and a key never names a block whose content has changed.
     """
 
     shares_prefixes = True
@@ -34,8 +37,8 @@ class PrefixKV(BlockKV):
 
     def _reset(self) -> None:
         self._owners = [0] * self.num_blocks
-        self._found: dict[Key, int] = {}  # key → published block
-        self._keys: dict[int, Key] = {}  # the other way round
+        self._block_of: dict[Key, int] = {}  # key → published block
+        self._key_of: dict[int, Key] = {}  # the other way round
         self._cached: OrderedDict[int, None] = OrderedDict()  # published blocks without an owner, longest unused first
         self._num_published: dict[str, int] = {}  # how many blocks of a request's table are
         self._num_shared = 0
@@ -54,11 +57,11 @@ class PrefixKV(BlockKV):
         """Published blocks that hold the head of these tokens; never the last token, which must give the next one."""
         if tokens != self._looked_up:
             self._looked_up, self._trail = tokens, []
-        keys, size = self._keys, self.block_size
+        keys, size = self._key_of, self.block_size
         trail = list(takewhile(lambda step: keys.get(step[1]) is step[0], self._trail))  # not evicted since
         for i in range(len(trail), (num_tokens - 1) // size):
             parent = trail[-1][1] if trail else ROOT
-            block = self._found.get((parent, tuple(tokens(i * size, (i + 1) * size))))
+            block = self._block_of.get((parent, tuple(tokens(i * size, (i + 1) * size))))
             if block is None:
                 break
             trail.append((keys[block], block))
@@ -71,13 +74,13 @@ class PrefixKV(BlockKV):
         need = self.missing_blocks(request_id, num_tokens)
         if tokens is None:
             return need
-        gone = self._shares(without)
+        gone = self._count_owned(without)
         return need - sum(self._owners[block] > gone[block] for block in self.lookup(tokens, num_tokens))
 
     def released_by(self, request_ids: Sequence[str]) -> int:
-        return sum(self._owners[block] == n for block, n in self._shares(request_ids).items())
+        return sum(self._owners[block] == n for block, n in self._count_owned(request_ids).items())
 
-    def _shares(self, request_ids: Sequence[str]) -> Counter[int]:
+    def _count_owned(self, request_ids: Sequence[str]) -> Counter[int]:
         return Counter(block for request_id in request_ids for block in self.table(request_id))
 
     def start(self, request_id: str, tokens: TokenSlice, num_tokens: int) -> int:
@@ -104,7 +107,7 @@ class PrefixKV(BlockKV):
             block = self._free.pop()
         else:
             block, _ = self._cached.popitem(last=False)
-            del self._found[self._keys.pop(block)]
+            del self._block_of[self._key_of.pop(block)]
         self._owners[block] = 1
         return block
 
@@ -117,7 +120,7 @@ class PrefixKV(BlockKV):
         self._owners[block] -= 1
         if self._owners[block]:
             self._num_shared -= 1
-        elif block in self._keys:
+        elif block in self._key_of:
             self._cached[block] = None
         else:
             self._free.append(block)
@@ -134,11 +137,11 @@ class PrefixKV(BlockKV):
         fresh = False
         for i in range(done, full):
             key = (table[i - 1] if i else ROOT, tuple(tokens(i * size, (i + 1) * size)))
-            twin = self._found.setdefault(key, table[i])
+            twin = self._block_of.setdefault(key, table[i])
             if twin == table[i]:
-                self._keys[twin] = key
+                self._key_of[twin] = key
             else:
-                if not fresh:  # another list, so that readers notice
+                if not fresh:  # a list that does not only grow is another one: see BlockKV.table
                     table, fresh = list(table), True
                     self._tables[request_id] = table
                 self._own(twin)
@@ -156,7 +159,7 @@ class PrefixKV(BlockKV):
         self._reset()
 
     def check(self) -> None:
-        owners = self._shares(list(self._tables))
+        owners = self._count_owned(list(self._tables))
         extra = sum(n - 1 for n in self._owners if n)
         if extra != self._num_shared or any(owners[block] != n for block, n in enumerate(self._owners)):
             raise RuntimeError(
@@ -168,8 +171,8 @@ class PrefixKV(BlockKV):
                 f"KV blocks are not conserved: {len(self._free)} free + {len(self._cached)} cached + {len(owners)} "
                 f"owned of {self.num_blocks}"
             )
-        for key, block in self._found.items():
-            if self._keys.get(block) != key or (key[0] != ROOT and key[0] not in self._keys):
+        for key, block in self._block_of.items():
+            if self._key_of.get(block) != key or (key[0] != ROOT and key[0] not in self._key_of):
                 raise RuntimeError(f"KV block {block} is published wrongly, under block {key[0]}")
-        if len(self._found) != len(self._keys) or not self._keys.keys() >= self._cached.keys():
+        if len(self._block_of) != len(self._key_of) or not self._key_of.keys() >= self._cached.keys():
             raise RuntimeError("KV blocks are cached that can't be found")

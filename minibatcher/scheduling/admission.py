@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from ..errors import UnknownName
 from ..kv.blocks import BlockKV
 from ..request import Request
 from .config import SchedulerConfig
@@ -31,8 +30,8 @@ class Admission(ABC):
         """Blocks promised to running requests, beyond those that they hold."""
         return sum(kv.missing_blocks(request.request_id, self.target(request)) for request in running)
 
-    def preempted(self) -> None:  # noqa: B027 - most learn nothing
-        """Blocks ran out, and a request had to go."""
+    def ran_short(self) -> None:  # noqa: B027 - most learn nothing
+        """Somebody could not grow, and a request had to go."""
 
     def stepped(self) -> None:  # noqa: B027
         """A step went by."""
@@ -64,7 +63,7 @@ class Optimistic(Admission):
         left = request.max_total_tokens - request.num_tokens
         return request.num_tokens + int(self.ratio * left)
 
-    def preempted(self) -> None:
+    def ran_short(self) -> None:
         self.ratio += (1 - self.ratio) / 2
 
     def stepped(self) -> None:
@@ -72,7 +71,8 @@ class Optimistic(Admission):
 
 
 class AllocateAndPreempt(Admission):
-    """Promises nothing: a request is let in if its tokens of now fit, as in vLLM. Who can't grow later preempts."""
+    """Promises nothing, as vLLM does: a request is let in if the tokens that it has now fit. One that can't grow later
+    has another one preempted, or itself."""
 
     name = "preempt"
 
@@ -90,7 +90,5 @@ POLICIES: dict[str, type[Admission]] = {cls.name: cls for cls in (WorstCase, Opt
 
 
 def make_admission(config: SchedulerConfig) -> Admission:
-    """The policy that the config names. Raises UnknownName."""
-    if config.admission not in POLICIES:
-        raise UnknownName("admission", config.admission, list(POLICIES))
+    """The policy that the config names."""
     return POLICIES[config.admission]()

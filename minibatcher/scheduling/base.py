@@ -126,28 +126,31 @@ class Scheduler(ABC):
         if plan.wait and not self._make_way(request, num_tokens, plan):
             return False
         self.waiting.take(request)
-        name = request.request_id
-        if self.host is not None and (host_blocks := self.host.table(name)):
-            self.kv.allocate(name, num_tokens)
-            plan.swaps.append(Swap(request, False, self.kv.table(name)[: len(host_blocks)], list(host_blocks)))
-            self.host.free(name)
-        elif request.num_computed_tokens == 0:
-            found = self.kv.start(name, request.token_slice, num_tokens)
-            request.num_computed_tokens = found
-            if request.num_preemptions:
-                request.num_lost_tokens -= min(found, request.num_lost_tokens)
-            else:
-                request.num_cached_tokens = min(found, request.num_prompt_tokens)
-        else:
-            self.kv.allocate(name, num_tokens)
+        self._give_kv(request, num_tokens, plan)
         request.status, request.slot = Status.RUNNING, heapq.heappop(self._free_slots)
         self.running.append(request)
         plan.admitted.append(request)
         plan.wait = None
         return True
 
+    def _give_kv(self, request: Request, num_tokens: int, plan: StepPlan) -> None:
+        """KV room for `num_tokens` tokens: with what was swapped out, or with what the prefix cache holds of them."""
+        name = request.request_id
+        if request.num_computed_tokens == 0:
+            found = self.kv.start(name, request.token_slice, num_tokens)
+            request.num_computed_tokens = found
+            if request.num_preemptions:
+                request.num_lost_tokens -= min(found, request.num_lost_tokens)
+            else:
+                request.num_cached_tokens = min(found, request.num_prompt_tokens)
+            return
+        self.kv.allocate(name, num_tokens)
+        if self.host is not None and (host_blocks := self.host.table(name)):
+            plan.swaps.append(Swap(request, False, self.kv.table(name)[: len(host_blocks)], list(host_blocks)))
+            self.host.free(name)
+
     def _obstacle(self, request: Request, num_tokens: int, without: Collection[Request] = ()) -> Wait | None:
-        """What keeps a waiting request out, were those of `without` gone; None if nothing does."""
+        """What keeps a waiting request out; None if nothing does. `without`: running requests, as if they were gone."""
         name, gone = request.request_id, [r.request_id for r in without]
         if not self._free_slots and not gone:
             return Wait(name, WaitReason.SLOTS)
@@ -156,7 +159,7 @@ class Scheduler(ABC):
         have = self.kv.num_free_blocks + self.kv.num_cached_blocks + self.kv.released_by(gone)
         if need > have:
             return Wait(name, WaitReason.KV, need, have)
-        if len(self.running) == len(without):  # whoever is alone may have it all
+        if len(self.running) == len(without):  # nobody else is left, and who is alone may have it all
             return None
         need += self.admission.growth(request, num_tokens, self.kv)
         need += self.admission.promised((r for r in self.running if r not in without), self.kv)
@@ -194,16 +197,11 @@ class Scheduler(ABC):
         holds any one request alone can never livelock.
         """
         total = request.num_computed_tokens + num_tokens
-        if self.kv.allocate(request.request_id, total):
-            return True
-        while not self.kv.allocate(request.request_id, total):
-            victim = self.waiting.in_order(self.running)[-1]
-            self._preempt(victim, plan)
-            if victim is request:
-                break
-        head = self.waiting.head
-        need, have = self.kv.blocks_for(head.num_tokens), self.kv.num_free_blocks + self.kv.num_cached_blocks
-        plan.wait = Wait(head.request_id, WaitReason.KV, need, have)
+        while request.slot is not None and not self.kv.allocate(request.request_id, total):
+            self.admission.ran_short()
+            self._preempt(self.waiting.in_order(self.running)[-1], plan)
+            head, free = self.waiting.head, self.kv.num_free_blocks + self.kv.num_cached_blocks
+            plan.wait = Wait(head.request_id, WaitReason.KV, self.kv.blocks_for(head.num_tokens), free)
         return request.slot is not None
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
@@ -218,7 +216,6 @@ class Scheduler(ABC):
         else:
             request.num_preemptions += 1
             plan.preempted.append(request)
-            self.admission.preempted()
             if not self._swap_out(request, plan):
                 self._forget_kv(request)
         self._leave(request)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...errors import UnknownName
+from collections.abc import Callable
+
 from ..config import SchedulerConfig
 from .base import Ordering
 from .fair_share import FairShare
@@ -10,21 +11,21 @@ from .fcfs import FirstComeFirstServed
 from .priority import PriorityClasses
 from .shortest_prompt import ShortestPromptFirst
 
+QUEUES: dict[str, Callable[[SchedulerConfig], Ordering]] = {
+    "fcfs": lambda config: FirstComeFirstServed(),
+    "shortest-prompt": lambda config: ShortestPromptFirst(config.ageing_s),
+    "priority": lambda config: PriorityClasses(config.ageing_s),
+    "fair-share": lambda config: FairShare(),
+}
+
 
 def make_ordering(config: SchedulerConfig) -> Ordering:
-    """The queue that the config names. Raises UnknownName."""
-    if config.ordering == "fcfs":
-        return FirstComeFirstServed()
-    if config.ordering == "shortest-prompt":
-        return ShortestPromptFirst(config.ageing_s)
-    if config.ordering == "priority":
-        return PriorityClasses(config.ageing_s)
-    if config.ordering == "fair-share":
-        return FairShare()
-    raise UnknownName("ordering", config.ordering, ["fcfs", "shortest-prompt", "priority", "fair-share"])
+    """An empty queue in the order that the config names."""
+    return QUEUES[config.ordering](config)
 
 
 __all__ = [
+    "QUEUES",
     "FairShare",
     "FirstComeFirstServed",
     "Ordering",

@@ -79,7 +79,7 @@ class Ranked(Ordering):
         self._push(request, next(self._count))
 
     def put_back(self, request: Request) -> None:
-        self._push(request, -next(self._count))  # before those of the same rank
+        self._push(request, -next(self._count))  # before those of the same rank: the last in order is preempted first
 
     def _push(self, request: Request, place: int) -> None:
         self._places[request] = place

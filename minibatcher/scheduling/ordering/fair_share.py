@@ -17,12 +17,14 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token counts, as in the paper's ex
 
 
 class FairShare(Ordering):
-    """A virtual counter a tenant says how much service it has had; the lowest is served next, the oldest request first.
+    """Each tenant has a counter of the service that it has had; the lowest is served next, its oldest request first.
 
-    A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: who has
-    slept has no claim on the past. And at least to the fair counter, which somebody would have who had always had an
-    equal share: else ever new tenants, each lifted to the lowest only, would keep an old one out for ever.
-    counters: tenant → weighted tokens; prompts are charged once, when let in.
+    A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: it has no
+    claim on the time when it asked for nothing. And at least to `fair_counter`, which goes up by an equal share of all
+    service: 60 units in a step in which 3 tenants are active lift it by 20. Else ever new tenants, each lifted to the
+    lowest only, would keep an old one out for ever.
+    counters: tenant → weighted tokens. A prompt is charged when its request is let in for the first time, an answer
+    token by token.
     """
 
     name = "fair-share"
@@ -46,7 +48,7 @@ class FairShare(Ordering):
 
     def put_back(self, request: Request) -> None:
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
-        if request.num_preemptions == 0:  # let in for a step that it is not part of after all
+        if request.num_preemptions == 0:  # let in for a step, and pushed out of its plan: not for the first time then
             self._charge(request.tenant, -PROMPT_WEIGHT * request.num_prompt_tokens)
 
     def remove(self, request: Request) -> None:

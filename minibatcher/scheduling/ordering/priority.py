@@ -13,8 +13,8 @@ class PriorityClasses(Ranked):
     the request had arrived `ageing_s` seconds later.
 
     So a request of class k can only be overtaken by what arrives within k x ageing_s seconds of it: however many urgent
-    ones keep coming, its turn comes. A waiting request takes the place of running ones that rank behind it: otherwise
-    an urgent one would wait for a slot or for memory that a less urgent one holds (priority inversion).
+    ones keep coming, its turn comes. A waiting request takes the place of running ones of a lower class that rank
+    behind it: otherwise it would wait for a slot or memory that a less urgent one holds (priority inversion).
     """
 
     name = "priority"
