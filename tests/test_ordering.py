@@ -104,13 +104,14 @@ def service(engine, todo, start: float, end: float) -> dict[str, float]:
 def test_fair_share_a_wait_is_bounded_by_what_the_own_tenant_asked_before(name, rows, machine):
     """While a request waits, no other tenant gets more than its own does, but for the bound of the paper's theorem 4.4.
 
-    That is 2 U with U = max(longest prompt, weight x output tokens that can be under way). Its own tenant gets at most
-    what it had asked for before, so all together get a known amount of service, and the wait ends.
+    That is 2 U, where U bounds how far one that waits lags behind: by one prompt, charged to the other at once when it
+    was let in as the lowest, and by the answers that can be under way. Its own tenant gets at most what it asked for
+    before, so all together get a known amount of service, and the wait ends.
     """
     todo = make(rows)
     engine = fake_engine(name, ordering="fair-share", max_model_len=52, **machine)
     engine.run(todo)
-    u = max(PROMPT_WEIGHT * 40, OUTPUT_WEIGHT * 12 * machine["max_num_seqs"])
+    u = PROMPT_WEIGHT * 40 + OUTPUT_WEIGHT * 12 * machine["max_num_seqs"]
     for other in todo:
         window = other.arrival_time, other.first_scheduled_time
         served = service(engine, todo, *window)

@@ -133,7 +133,7 @@ MUTANTS = {
     "the key of a block leaves out its tokens": (
         PrefixKV,
         {
-            "lookup": ("tuple(tokens(start, start + size))", "size"),
+            "lookup": ("tuple(tokens(i * size, (i + 1) * size))", "size"),
             "publish": ("tuple(tokens(i * size, (i + 1) * size))", "size"),
         },
         {"prefix_caching": True},
@@ -141,7 +141,7 @@ MUTANTS = {
     "the key of a block is a hash of its tokens that collides": (
         PrefixKV,
         {
-            "lookup": ("tuple(tokens(start, start + size))", "sum(tokens(start, start + size)) % 8"),
+            "lookup": ("tuple(tokens(i * size, (i + 1) * size))", "sum(tokens(i * size, (i + 1) * size)) % 8"),
             "publish": ("tuple(tokens(i * size, (i + 1) * size))", "sum(tokens(i * size, (i + 1) * size)) % 8"),
         },
         {"prefix_caching": True},
@@ -217,22 +217,22 @@ TESTED = {
     "a newcomer is not lifted": (
         FairShare,
         "_lift",
-        "max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)",
+        "max(self.counters.get(tenant, 0.0), floor)",
         "self.counters.get(tenant, 0.0)",
         test_ordering.test_who_comes_later_has_no_claim_on_the_past,
     ),
     "who was away is not lifted": (
         FairShare,
         "_lift",
-        "max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)",
-        "self.counters.get(tenant, max(lowest, self.fair_counter))",
+        "max(self.counters.get(tenant, 0.0), floor)",
+        "self.counters.get(tenant, floor)",
         test_ordering.test_who_was_away_has_no_claim_on_the_time_away,
     ),
     "newcomers are lifted to the lowest only": (
         FairShare,
         "_lift",
-        ", lowest, self.fair_counter)",
-        ", lowest)",
+        "min(max(self.fair_counter, min(waiting)), max(waiting))",
+        "min(waiting)",
         test_ordering.test_ever_new_tenants_do_not_keep_an_old_one_out,
     ),
     "prompts are not charged": (

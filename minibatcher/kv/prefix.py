@@ -58,15 +58,16 @@ class PrefixKV(BlockKV):
         if tokens != self._looked_up:
             self._looked_up, self._trail = tokens, []
         keys, size = self._key_of, self.block_size
+        most = (num_tokens - 1) // size
         trail = list(takewhile(lambda step: keys.get(step[1]) is step[0], self._trail))  # not evicted since
-        for i in range(len(trail), (num_tokens - 1) // size):
+        for i in range(len(trail), most):
             parent = trail[-1][1] if trail else ROOT
             block = self._block_of.get((parent, tuple(tokens(i * size, (i + 1) * size))))
             if block is None:
                 break
             trail.append((keys[block], block))
         self._trail = trail
-        return [block for _, block in trail[: (num_tokens - 1) // size]]
+        return [block for _, block in trail[:most]]
 
     def demand(
         self, request_id: str, num_tokens: int, tokens: TokenSlice | None = None, without: Sequence[str] = ()

@@ -19,10 +19,10 @@ PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2  # what a token counts, as in the paper's ex
 class FairShare(Ordering):
     """Each tenant has a counter of the service that it has had; the lowest is served next, its oldest request first.
 
-    A tenant that comes (back) with nothing in the queue is lifted to the lowest counter of those that wait: it has no
-    claim on the time when it asked for nothing. And at least to `fair_counter`, which goes up by an equal share of all
-    service: 60 units in a step in which 3 tenants are active lift it by 20. Else ever new tenants, each lifted to the
-    lowest only, would keep an old one out for ever.
+    A tenant that comes (back) with nothing in the queue is lifted to the counters of those that wait: it has no claim
+    on the time when it asked for nothing. How far, between their lowest and their highest, says `fair_counter`, which
+    goes up by an equal share of all service: 60 units in a step in which 3 tenants are active lift it by 20. Were it
+    always the lowest, as in the paper, ever new tenants would keep an old one out for ever.
     counters: tenant → weighted tokens. A prompt is charged when its request is let in for the first time, an answer
     token by token.
     """
@@ -43,8 +43,9 @@ class FairShare(Ordering):
         self._queues[tenant].append(request)
 
     def _lift(self, tenant: str) -> None:
-        lowest = min((self.counters[other] for other in self._queues), default=0.0)
-        self.counters[tenant] = max(self.counters.get(tenant, 0.0), lowest, self.fair_counter)
+        waiting = [self.counters[other] for other in self._queues] or [self.fair_counter]
+        floor = min(max(self.fair_counter, min(waiting)), max(waiting))
+        self.counters[tenant] = max(self.counters.get(tenant, 0.0), floor)
 
     def put_back(self, request: Request) -> None:
         self._queues.setdefault(request.tenant, deque()).appendleft(request)
