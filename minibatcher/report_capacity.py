@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from .capacity import ABOVE, BELOW, GROWTH, LEAST_SHARE, Capacity
+from .capacity import ABOVE, BELOW, GROWTH, LEAST_SHARE, Capacity, share_text
 from .errors import InvalidParameter
 from .report import aligned, filled, title_of
 from .report_rows import Lines, limits_text, number
@@ -89,6 +89,7 @@ def _lines(columns: dict[str, Any]) -> Lines:
         ("  TTFT p99, ms", [number(probe["ttft_ms"]["p99"], 3) if probe else "–" for probe in best]),
         ("  TPOT p99, ms", [number(probe["tpot_ms"]["p99"], 3) if probe else "–" for probe in best]),
         ("lowest rate that failed", [number(probe["request_rate"], 3) if probe else "–" for probe in failed]),
+        ("  failed by", [probe["failed_by"][0] if probe else "–" for probe in failed]),
         ("  within the objectives", [_share(probe) for probe in failed]),
         ("  waiting, middle → last third", [_waiting(probe) for probe in failed]),
         ("probes", [f"{len(column['probes'])}" for column in columns.values()]),
@@ -102,7 +103,7 @@ def _rate(column: dict[str, Any]) -> str:
 
 
 def _share(probe: dict[str, Any] | None) -> str:
-    return f"{100 * probe['good_share']:.1f} %" if probe else "–"
+    return share_text(probe["good_share"]) if probe else "–"
 
 
 def _waiting(probe: dict[str, Any] | None) -> str:

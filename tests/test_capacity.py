@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minibatcher.capacity import ABOVE, BELOW, FOUND, INTERRUPTED, find_capacity, queue_growth
+from minibatcher.capacity import ABOVE, BELOW, FOUND, INTERRUPTED, find_capacity, queue_growth, share_text
 from minibatcher.cli import main
 from minibatcher.errors import InvalidParameter
 from minibatcher.hardware import device, model_spec
@@ -76,7 +76,7 @@ def test_slow_runs_are_made_only_where_needed():
 def test_a_limit_outside_the_range_is_told_not_faked():
     below = find_capacity(Server(0.5), LIMIT, low=1.0, high=100.0)
     assert (below.outcome, below.request_rate, below.failed_rate) == (BELOW, None, 1.0)
-    assert below.sentence() == "not even the lowest rate, 1 requests/s, was sustained"
+    assert below.sentence() == "not even the lowest rate, 1 requests/s, was sustained (all requests 75.0 %)"
     assert len(below.probes) <= 7  # it does not creep up on the lowest rate
     server = Server(1e9)
     above = find_capacity(server, LIMIT, low=1.0, high=100.0)
@@ -84,6 +84,19 @@ def test_a_limit_outside_the_range_is_told_not_faked():
     assert "the limit lies above it" in above.sentence()
     lines = capacity_table(capacity_comparison({"slow": below, "fast": above}, objectives=LIMIT)).splitlines()
     assert next(line for line in lines if line.startswith("highest rate")).split()[-4:] == ["<", "1.00", "≥", "100"]
+
+
+def test_the_search_starts_where_it_is_told():
+    server = Server(2.5)
+    found = find_capacity(server, LIMIT, low=0.25, high=32.0, start=4.0)
+    assert server.asked[:3] == [4.0, 1.0, 2.0] and found.outcome == FOUND
+    assert found.request_rate <= 2.5 < found.failed_rate <= 1.05 * found.request_rate
+    server = Server(6.0)
+    find_capacity(server, LIMIT, low=0.25, high=32.0, start=4.0)
+    assert server.asked[:2] == [4.0, 32.0] and min(server.asked) == 4.0  # fast ones first, once it is known to hold
+    server = Server(0.01)
+    hopeless = find_capacity(server, LIMIT, low=0.25, high=32.0, start=4.0)
+    assert hopeless.outcome == BELOW and server.asked == [4.0, 1.0, 0.5, 0.25]
 
 
 def test_only_the_lowest_rate_holds():
@@ -121,6 +134,7 @@ def test_every_class_must_have_its_share():
     assert find_capacity(serve, LIMIT, low=1.0, high=2.0).outcome == ABOVE
     found = find_capacity(serve, LIMIT, class_objectives={"paid": {"ttft_ms": 100.0}}, low=1.0, high=2.0)
     assert found.outcome == BELOW and found.probes[0].shares_by_class == {"paid": 0.9, "batch": 1.0}
+    assert found.probes[0].failed_by == ("paid 90.0 %",) and found.sentence().endswith("was sustained (paid 90.0 %)")
     easy = {"paid": {"ttft_ms": 1001.0}}
     assert find_capacity(serve, LIMIT, class_objectives=easy, low=1.0, high=2.0).outcome == ABOVE
 
@@ -141,6 +155,9 @@ def test_a_queue_that_grows_is_not_sustained_even_if_tokens_come_fast():
     assert all(probe.good_share == 1.0 for probe in found.probes)
     assert 10.0 <= found.request_rate <= 10.8  # it may fall behind by a few per cent unseen
     assert found.probes[0].queue_grows and not found.probes[0].sustained
+    assert found.probes[0].failed_by == ("queue grew",) and found.sentence().endswith("that failed (queue grew)")
+    text = capacity_table(capacity_comparison({"one": found}, objectives=fast))
+    assert next(line for line in text.splitlines() if "failed by" in line).split() == ["failed", "by", "queue", "grew"]
 
 
 def brute_force_growth(timeline: Timeline) -> tuple[float, float]:
@@ -182,6 +199,37 @@ def test_doubts_are_told():
     assert "70.0 % were within the objectives at 3.16 requests/s and 85.0 % at 10" in noisy.warnings[0]
 
 
+def test_a_share_that_falls_short_never_reads_as_enough():
+    assert share_text(0.98996) == "98.9 %" and share_text(0.99) == "99.0 %" and share_text(1.0) == "100.0 %"
+    assert [share_text(good / 1000) for good in (970, 981, 999)] == ["97.0 %", "98.1 %", "99.9 %"]
+
+
+def with_timeout(strategy: str, clock: str = "simulated", **timeout: float):
+    def serve(rate: float) -> Timeline:
+        timeline = served(rate, late=60 if rate < 9 else 30)
+        timeline.clock = clock
+        timeline.header |= {"strategy": strategy} | timeout
+        return timeline
+
+    return serve
+
+
+def test_a_likely_cause_is_named_where_it_is_known():
+    static = find_capacity(with_timeout("static", batch_timeout_s=0.1), LIMIT, low=1.0, high=10.0)
+    assert len(static.warnings) == 2
+    assert static.warnings[0].startswith("a batch that is not full waits 0.1 s for company, and the TTFT objective is")
+    assert static.warnings[0].endswith("lower --batch-timeout-s") and static.warnings[1].endswith("fills sooner")
+    paid = {"paid": {"ttft_ms": 70.0}}
+    dynamic = with_timeout("dynamic", max_queue_delay_s=0.07)
+    found = find_capacity(dynamic, LIMIT, class_objectives=paid, low=1.0, high=10.0)
+    assert "objective is 70 ms" in found.warnings[0] and "--max-queue-delay-s" in found.warnings[0]
+    for serve in (with_timeout("static", batch_timeout_s=0.09), with_timeout("chunked", batch_timeout_s=0.5)):
+        (unknown,) = find_capacity(serve, LIMIT, low=1.0, high=10.0).warnings
+        assert "chance decides" in unknown and "quieter" not in unknown  # a simulation knows no noise
+    measured = with_timeout("chunked", "measured", batch_timeout_s=0.5)
+    assert find_capacity(measured, LIMIT, low=1.0, high=10.0).warnings[0].endswith("or a quieter machine")
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_an_interrupt_keeps_what_was_tried(raises):
     asked = []
@@ -209,6 +257,7 @@ def test_an_interrupt_keeps_what_was_tried(raises):
         ({"low": 0}, "from a number above 0 to a higher one"),
         ({"low": 3.0, "high": 2.0}, "to a higher one, not 3.0 to 2.0"),
         ({"high": math.inf}, "request rates must go"),
+        ({"start": 0.5}, "start must be a request rate from 1.0 to 2.0, not 0.5"),
         ({"tolerance": 0}, "tolerance must be a number above 0"),
         ({"max_probes": 1}, "max_probes must be a whole number of at least 2"),
     ],
@@ -258,7 +307,7 @@ def test_command_finds_the_capacity_of_each_column(tmp_path, capsys):
     for name, column in data["columns"].items():
         assert column["outcome"] == "found" and column["request_rate"] < column["failed_rate"]
         rates = [probe["request_rate"] for probe in column["probes"]]
-        assert rates[0] == column["high"] == max(rates) and column["request_rate"] in rates
+        assert rates[0] == column["high"] / 8 == 16 * column["low"] and column["request_rate"] in rates
         assert f"{name}: of the rates tried" in printed
     text = " ".join(printed.split())
     assert "SIMULATED" in text and "strategy chunked" in text and "workload lognormal" in text
@@ -288,7 +337,9 @@ def test_command_on_the_real_engine(capsys):
     assert "8 requests are few for a share of 99 %" in " ".join(captured.err.split())
 
 
-def test_an_interrupt_prints_what_was_found_and_exits_with_130(capsys, monkeypatch):
+@pytest.mark.parametrize("ignored", [False, True])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_prints_what_was_found_and_exits_with_130(signum, ignored, capsys, monkeypatch):
     from minibatcher import simulate
 
     run, runs = simulate.run_simulation, []
@@ -296,11 +347,20 @@ def test_an_interrupt_prints_what_was_found_and_exits_with_130(capsys, monkeypat
     def interrupted(*args, **options):
         runs.append(args)
         if len(runs) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signum)
         return run(*args, **options)
 
+    if ignored and signum == signal.SIGINT:
+        pytest.skip("nothing is to happen then")
     monkeypatch.setattr(simulate, "run_simulation", interrupted)
-    code = main([*SIMULATE, "--strategies", "static", "chunked", "--slo-ttft-ms", "300", "--hardware", "l4"])
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background job
+    try:
+        code = main([*SIMULATE, "--strategies", "static", "chunked", "--slo-ttft-ms", "300", "--hardware", "l4"])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+    assert signal.getsignal(signal.SIGTERM) == before[1]
     captured = capsys.readouterr()
     assert code == 130 and "static: interrupted; of the rates tried" in captured.out
     assert "chunked" not in captured.out and "interrupted: the rates are those tried so far" in captured.err
@@ -326,3 +386,26 @@ def test_bad_commands_get_a_sentence(args, message, capsys):
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and message in error and error.count("\n") == 1
+
+
+def test_each_probe_is_told_at_once_unless_quiet(capsys):
+    args = ["simulate", "--workload", "lognormal", "--num-requests", "120", "--find-capacity", "--slo-ttft-ms", "300"]
+    args += ["--strategies", "chunked", "--hardware", "l4"]
+    assert main([*args, "--quiet", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    probes = json.loads(captured.out)["columns"]["chunked"]["probes"]
+    assert not any(line.startswith("chunked: ") and "at once" in line for line in captured.err.splitlines())
+    assert main(args) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 + len(probes) and lines[0].endswith("requests/s when all are there at once")
+    for line, probe in zip(lines[1:], probes):
+        told = f"failed by: {', '.join(probe['failed_by'])}" if probe["failed_by"] else "sustained"
+        assert line.startswith(f"chunked: {probe['request_rate']:.3g} requests/s: ") and line.endswith(told)
+        assert bool(probe["failed_by"]) is not probe["sustained"]
+
+
+@pytest.mark.parametrize("command, count", [("compare", "100"), ("simulate", "1,000")])
+def test_the_help_says_how_many_requests_a_run_takes(command, count, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"faster or slower: {count} in each run" in " ".join(capsys.readouterr().out.split())

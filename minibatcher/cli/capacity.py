@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..capacity import INTERRUPTED, Capacity, find_capacity
@@ -15,18 +18,20 @@ from ..report_capacity import capacity_comparison, capacity_table
 from .options import positive_number, write_json
 from .runs import attempt, objectives_of
 
-LOWEST, HIGHEST = 1 / 32, 8  # of the rate at which requests that are all there at once are served
+LOWEST, HIGHEST = 1 / 16, 8  # of the rate at which requests that are all there at once are served
 
 Serve = Callable[[float], Any]  # request rate → Timeline
 
 
-def add_capacity_options(parser: argparse.ArgumentParser) -> None:
+def add_capacity_options(parser: argparse.ArgumentParser, num_requests: int) -> None:
+    """num_requests: how many are served in each run, unless --num-requests says otherwise."""
     group = parser.add_argument_group("capacity")
     group.add_argument(
         "--find-capacity",
         action="store_true",
         help="find the highest request rate at which the objectives (--slo-*) are met and the queue does not grow, by "
-        "serving the same requests again and again, faster or slower",
+        f"serving the same requests again and again, faster or slower: {num_requests:,} in each run, or "
+        "--num-requests. A run at a low rate lasts as long as its requests take to arrive",
     )
     group.add_argument(
         "--capacity-share",
@@ -39,8 +44,8 @@ def add_capacity_options(parser: argparse.ArgumentParser) -> None:
         "--capacity-range",
         type=rate_range,
         metavar="LOW:HIGH",
-        help="request rates to search between (default: from 1/32 of the rate at which requests that are all there at "
-        "once are served, which is measured first, to 8 times that)",
+        help="request rates to search between (default: from 1/16 of the rate at which requests that are all there at "
+        "once are served, which is measured first and tried first, to 8 times that)",
     )
 
 
@@ -72,25 +77,31 @@ def check_capacity(args: argparse.Namespace) -> None:
 def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve]], setting: str = "") -> int:
     """Search for each column, then print the table and write the JSON. Returns the exit code."""
     objectives, by_class = objectives_of(args)
-    show = sys.stderr.isatty() and not args.quiet
     found: dict[str, Capacity] = {}
     interrupted = False
     try:
-        for name, serve in servers:
-            low, high = args.capacity_range or _range(serve)
-            capacity = find_capacity(
-                serve,
-                objectives,
-                class_objectives=by_class,
-                share=args.capacity_share,
-                low=low,
-                high=high,
-                progress=name if show else "",
-            )
-            if capacity.probes:
-                found[name] = capacity
-            if capacity.outcome == INTERRUPTED:
-                raise KeyboardInterrupt
+        with _ended_like_interrupted():
+            for name, serve in servers:
+                say = _quiet if args.quiet else _telling(name)
+                start = None
+                if args.capacity_range is None:
+                    start = _own_rate(serve)
+                    say(f"{start:.3g} requests/s when all are there at once")
+                low, high = args.capacity_range or (LOWEST * start, HIGHEST * start)
+                capacity = find_capacity(
+                    serve,
+                    objectives,
+                    class_objectives=by_class,
+                    share=args.capacity_share,
+                    low=low,
+                    high=high,
+                    start=start,
+                    on_probe=lambda probe, say=say: say(probe.sentence()),
+                )
+                if capacity.probes:
+                    found[name] = capacity
+                if capacity.outcome == INTERRUPTED:
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         if not found:
             raise
@@ -103,13 +114,41 @@ def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve
     return 2 if not written else 130 if interrupted else 0
 
 
-def _range(serve: Serve) -> tuple[float, float]:
-    """Request rates to search between, from how fast requests are served that are all there at once."""
+def _telling(name: str) -> Callable[[str], None]:
+    """Says on standard error what became of a column's probe, at once."""
+    return lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def _quiet(text: str) -> None:
+    pass
+
+
+@contextmanager
+def _ended_like_interrupted() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: what was found so far is printed."""
+    if threading.current_thread() is not threading.main_thread():  # signals are delivered there alone
+        yield
+        return
+
+    def interrupt(signum: int, frame: Any) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        if not callable(handler):  # ignored, as in a shell's background job
+            raise KeyboardInterrupt
+        handler(signal.SIGINT, frame)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _own_rate(serve: Serve) -> float:
+    """Requests per second that are served when all are there at once."""
     timeline = serve(math.inf)
     if timeline.header.get("interrupted"):
         raise KeyboardInterrupt
     served = sum(record.finish_reason in COMPLETED for record in timeline.requests.values())
     if not served:
         raise InvalidParameter("none of the requests was served when all came at once; name a --capacity-range")
-    rate = served / timeline.duration
-    return LOWEST * rate, HIGHEST * rate
+    return served / timeline.duration

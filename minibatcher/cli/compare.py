@@ -53,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_model_options(parser)
     add_engine_options(parser)
     add_speed_options(parser)
-    add_capacity_options(parser)
+    add_capacity_options(parser, CAPACITY_NUM_REQUESTS)
     add_result_options(parser)
     parser.set_defaults(run=run)
 

@@ -61,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     add_engine_options(
         parser, max_num_seqs=256, max_num_batched_tokens=2048, kv_cache="what memory leaves beside the weights"
     )
-    add_capacity_options(parser)
+    add_capacity_options(parser, DEFAULT_NUM_REQUESTS)
     add_result_options(parser)
     parser.set_defaults(run=run)
 
