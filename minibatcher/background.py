@@ -75,6 +75,8 @@ class BackgroundRun:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Run `function` between two steps, and return what it returns or raise what it raises."""
+        if self._is_mine():
+            return function()
         with self._gate:
             if not self._serving:
                 return function()
@@ -88,11 +90,16 @@ class BackgroundRun:
 
     def post(self, function: Callable[[], Any]) -> None:
         """Run `function` between two steps, without waiting for it: for callers that must not be held up."""
-        with self._gate:
-            if self._serving:
-                self._jobs.put((function, Future()))
-                return
+        if not self._is_mine():
+            with self._gate:
+                if self._serving:
+                    self._jobs.put((function, Future()))
+                    return
         function()
+
+    def _is_mine(self) -> bool:
+        """A callback or a function asks, in the serving thread: it stands between two steps already."""
+        return threading.current_thread() is self._thread
 
     def stop(self) -> None:
         """End the run after the step at hand; requests that are left are aborted. Returns when it has ended."""
@@ -118,12 +125,9 @@ class BackgroundRun:
         except BaseException as error:
             self.error = error
         finally:
-            if engine.requests:
-                engine.timeline.header["interrupted"] = True
-                engine.abort_all()
-            engine.keep_going = keep_going
             with self._gate:
-                self._do_jobs()
+                self._finish()
+                engine.keep_going = keep_going
                 self._serving = False
             self._tell()
 
@@ -133,9 +137,7 @@ class BackgroundRun:
             while arrivals and arrivals[0].arrival_time <= engine.clock.now():
                 engine.receive(arrivals.popleft())
             engine.step()
-            idle = engine.idle  # before somebody's function runs a step of its own
-            self._do_jobs()
-            if idle:
+            if not self._do_jobs() and engine.idle:  # else somebody's function may have brought work
                 self._idle(arrivals[0].arrival_time if arrivals else None)
             if self.observe and perf_counter() - told >= self.every_s:
                 self.observe(engine.timeline)
@@ -146,13 +148,29 @@ class BackgroundRun:
         clock = self.engine.clock
         clock.sleep_until(min(self.engine.next_moment(next_arrival), clock.now() + LONGEST_SLEEP_S))
 
-    def _do_jobs(self) -> None:
+    def _finish(self) -> None:
+        """Nobody is left behind, not even whom the last functions have submitted."""
+        for act in (self._abort_rest, self._do_jobs, self._abort_rest):
+            try:
+                act()
+            except BaseException as error:  # whoever waits for this thread must get its answer
+                self.error = self.error or error
+
+    def _abort_rest(self) -> None:
+        if self.engine.requests:
+            self.engine.timeline.header["interrupted"] = True
+            self.engine.abort_all()
+
+    def _do_jobs(self) -> bool:
+        """Run what has been handed in; False if there was nothing."""
+        found = False
         while not self._jobs.empty():
-            function, job = self._jobs.get()
+            found, (function, job) = True, self._jobs.get()
             try:
                 job.set_result(function())
             except BaseException as error:
                 job.set_exception(error)
+        return found
 
     def _tell(self) -> None:
         """The last observation; what it raises must not hide what ended the run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -99,8 +100,9 @@ class Stepper:
         self.idle = False  # the last step found nothing that could run
         self._ids = itertools.count()
         self._wake_at: float | None = None
-        self._in_step = False
+        self._in_step = False  # or telling clients what one has brought
         self._dropped: list[Request] = []  # their streams were closed inside a step
+        self._outbox: deque[tuple[OnOutput, Request, Output]] = deque()  # what clients are yet to be told
         self.reset()
 
     def reset(self) -> None:
@@ -142,14 +144,16 @@ class Stepper:
     def step(self) -> list[Output]:
         """Plan and run one forward pass; returns the new tokens. Where nothing can run yet, nothing happens.
 
-        A step need not bring a token: it may have computed a part of a prompt.
+        A step need not bring a token: it may have computed a part of a prompt. A callback may call it, too: then what
+        it brings is told to clients when all have heard of the step before.
         """
         done = self._step()
         if done is None:
             return []
+        ended = set(done.ended)
         return [
-            Output(request.request_id, token_id, done.texts.get(request, ""), request.finish_reason)
-            for request, token_id in done.sampled.items()
+            Output(r.request_id, token_id, done.texts.get(r, ""), r.finish_reason if r in ended else None)
+            for r, token_id in done.sampled.items()
         ]
 
     def _step(self) -> Done | None:
@@ -160,6 +164,8 @@ class Stepper:
         try:
             self._in_step = True
             done = self._forward()
+            self._in_step = nested
+            self._deliver()
         except Exception:  # the scheduler's
             raise
         except BaseException:  # anything may be half done
@@ -191,14 +197,13 @@ class Stepper:
         now = self.clock.now()
         self._num_oom_steps = 0
         ended, texts = self._append(result.token_ids, now)
+        unheard = [request for request in ended if request not in self._callbacks]
+        for request, token_id in result.token_ids.items() if self._callbacks else ():
+            self._note(request, token_id, texts.get(request, ""))
         self.scheduler.computed(plan, result.token_ids)
         self._record(self.recorder.stepped, result, ended, now)
         self._leave(ended)
-        if self._callbacks:
-            for request, token_id in result.token_ids.items():
-                take = self._callbacks.pop if request.finished else self._callbacks.get  # the end is told once
-                self._call(take(request, None), request, token_id, texts.get(request, ""))
-        for request in ended:
+        for request in unheard:  # the others when their clients have heard of it
             self._close(request)
         return Done(result.token_ids, texts, ended)
 
@@ -240,15 +245,16 @@ class Stepper:
     def next_moment(self, next_arrival: float | None = None) -> float:
         """When, on the engine's clock, a step is worth trying again after one in which nothing could run.
 
-        Raises PlanError if nobody will arrive and the scheduler names no time.
+        At once if nobody is left and nobody will arrive. Raises PlanError if somebody waits, nobody will arrive and the
+        scheduler names no time.
         """
         moments = [moment for moment in (self._wake_at, next_arrival) if moment is not None]
-        if not moments:
+        if not moments and self.has_work():
             raise PlanError(
                 f"the scheduler {self.scheduler.name!r} has {len(self.scheduler.waiting)} waiting and "
                 f"{len(self.scheduler.running)} running requests, but plans nothing and names no time to wake at"
             )
-        return max(min(moments), self.clock.now() + SHORTEST_WAIT_S)
+        return max(min(moments, default=0.0), self.clock.now() + SHORTEST_WAIT_S)
 
     def abort(self, request_id: str) -> bool:
         """End a request now, waiting or running. False if it has ended already or never was."""
@@ -256,6 +262,7 @@ class Stepper:
         if request is None or request.finished:
             return False
         self._end([request], FinishReason.ABORT)
+        self._deliver()
         self._report()
         return True
 
@@ -270,25 +277,26 @@ class Stepper:
                 request.finish(FinishReason.ABORT, now)
         self.scheduler.clear()
         self._in_step = False  # or an interrupt has left it so
-        callbacks = [self._close(request) for request in left]
+        for request in left:
+            self._note(request, None, "")
+            self._close(request)
         for leftovers in (self._dropped, self._detokenizers, self._callbacks):
             leftovers.clear()
         if self._door:
             self._door.clear(now)
-        for request, callback in zip(left, callbacks):
-            self._call(callback, request, None, "")
+        self._deliver()
         self._troubles = [trouble._replace(raised=False) for trouble in self._troubles]  # this is how others clean up
         self._report()
 
     def _end(self, requests: Sequence[Request], reason: FinishReason, error: str | None = None) -> None:
-        """End these requests, which run or wait, and only then tell who listens: it finds everything in order."""
+        """End these requests, which run or wait."""
         now = self.clock.now()
         for request in requests:
             request.finish(reason, now, error)
             self._remove(request)
-        callbacks = [self._close(request) for request in requests]
-        for request, callback in zip(requests, callbacks):
-            self._call(callback, request, None, "")
+        for request in requests:
+            self._note(request, None, "")
+            self._close(request)
 
     def _leave(self, ended: list[Request]) -> None:
         """They have ended in the step at hand, and give up their slots and blocks."""
@@ -298,31 +306,55 @@ class Stepper:
         """It has ended between two steps or with a failed one, and leaves wherever it is."""
         self.scheduler.abort(request)
 
-    def _close(self, request: Request) -> OnOutput | None:
-        """Complete the record of a request that has ended, and forget it; returns its callback."""
+    def _close(self, request: Request) -> None:
+        """Complete the record of a request that has ended, and forget it."""
         if self._door:
             self._door.leave(request, self.clock.now())
-        if request.request_id in self.requests:  # else a callback has aborted all meanwhile
+        if self.requests.get(request.request_id) is request:  # else it has been closed before
             self._record(self.recorder.closed, request)
             del self.requests[request.request_id]
         self._detokenizers.pop(request, None)
-        return self._callbacks.pop(request, None)
+        self._callbacks.pop(request, None)
 
-    def _call(self, callback: OnOutput | None, request: Request, token_id: int | None, text: str) -> None:
-        """Tell the client; one that fails is told no more, and its request ends."""
-        if callback is None:
+    def _note(self, request: Request, token_id: int | None, text: str) -> None:
+        """Put down what a client is to hear, as it is now; `_deliver` tells it once everything is in order."""
+        take = self._callbacks.pop if request.finished else self._callbacks.get  # the end is told once
+        callback = take(request, None)
+        if callback is not None:
+            self._outbox.append((callback, request, Output(request.request_id, token_id, text, request.finish_reason)))
+
+    def _deliver(self) -> None:
+        """Tell clients what has been noted for them. One may call the engine: what that brings is told after the rest.
+
+        A client that fails is told no more, and its request ends; one that has heard of its end is done with.
+        """
+        if self._in_step:  # or somebody is at it already, and will come to the rest
             return
+        self._in_step = True
         try:
-            callback(Output(request.request_id, token_id, text, request.finish_reason))
-        except Exception as error:
-            sentence = self._tell("its on_output callback failed", error)
-            self._callbacks.pop(request, None)
-            if self.requests.get(request.request_id) is not request:  # it has ended and is closed
-                return
-            if request.finished:
-                self._spoil(request, sentence, self.clock.now())
-            else:
-                self._end([request], FinishReason.ERROR, sentence)
+            while self._outbox:
+                callback, request, output = self._outbox.popleft()
+                try:
+                    callback(output)
+                except Exception as error:
+                    self._give_up(request, self._tell("its on_output callback failed", error))
+                else:
+                    if output.finish_reason is not None:
+                        self._close(request)
+        finally:
+            self._in_step = False
+
+    def _give_up(self, request: Request, error: str) -> None:
+        """Its client has failed and hears no more of it. What has ended and is closed stays as it is."""
+        self._callbacks.pop(request, None)
+        self._outbox = deque(entry for entry in self._outbox if entry[1] is not request)
+        if self.requests.get(request.request_id) is not request:
+            return
+        if request.finished:  # what ended it has reached nobody
+            self._spoil(request, error, self.clock.now())
+            self._close(request)
+        else:
+            self._end([request], FinishReason.ERROR, error)
 
     def _spoil(self, request: Request, error: str, now: float) -> None:
         """End a request with an error, also one that has just ended well but is not closed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 from fakes import fake_engine, solo_answer
@@ -13,7 +14,7 @@ from minibatcher.background import BackgroundRun
 from minibatcher.clock import WallClock
 from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, PlanError, RequestRefused
-from minibatcher.limits import Limits
+from minibatcher.limits import Limits, TenantLimit
 from minibatcher.request import Request, SamplingParams
 
 
@@ -152,6 +153,91 @@ def test_who_finds_the_queue_full_does_not_end_the_run():
     assert run.error is None
     assert [r.finish_reason for r in todo] == ["length"] * 3 + ["refused"] * 3
     assert "the queue has no room for request 'r5'" in run.timeline.requests["r5"].error
+
+
+def test_a_last_arrival_that_is_refused_does_not_end_the_run_with_an_error():
+    engine = fake_engine("continuous", limits=Limits(tenants={"*": TenantLimit(tokens_per_s=0, burst_tokens=10)}))
+    todo = [Request(f"r{i}", [1, 2], SamplingParams(max_tokens=8), arrival_time=9.0 * i) for i in range(2)]
+    run = BackgroundRun(engine, todo)
+    run.start()
+    assert run.wait(20) and run.error is None and "interrupted" not in run.timeline.header
+    assert [r.finish_reason for r in todo] == ["length", "refused"]
+
+
+def after_the_last_step(run: BackgroundRun, act) -> None:
+    """Have `act` handed in by another thread at the moment when nothing is left to serve."""
+    step = run.engine.step
+
+    def stepping():
+        outputs = step()
+        if not run.engine.has_work():
+            run.engine.step = step
+            hander = threading.Thread(target=act)
+            hander.start()
+            while run._jobs.empty() and hander.is_alive():
+                time.sleep(0.001)
+        return outputs
+
+    run.engine.step = stepping
+
+
+def test_a_request_that_is_handed_in_at_the_last_moment_is_served():
+    run = BackgroundRun(slow_engine(), requests(1))
+    extra = Request("extra", [3, 4], SamplingParams(max_tokens=4))
+    after_the_last_step(run, lambda: run.post(lambda: run.engine.submit(extra)))
+    run.start()
+    assert run.wait(20) and run.error is None
+    assert extra.output_token_ids == solo_answer([3, 4], 4) and "interrupted" not in run.timeline.header
+
+
+def test_a_request_that_is_handed_in_when_all_are_aborted_is_aborted_too():
+    """No more steps are coming, so it must not wait for one."""
+    engine, extra, heard = slow_engine(), Request("extra", [3, 4], SamplingParams(max_tokens=4)), []
+    run, abort_all = BackgroundRun(engine, requests(40)), engine.abort_all
+
+    def aborting():
+        engine.abort_all = abort_all
+        abort_all()
+        run._jobs.put((lambda: engine.submit(extra, heard.append), Future()))
+
+    engine.abort_all = aborting
+    run.start()
+    run.stop()
+    assert run.error is None and extra.finish_reason == "abort" and run.timeline.header["interrupted"]
+    assert [output.finish_reason for output in heard] == ["abort"] and not engine.has_work()
+
+
+def test_callbacks_and_functions_may_use_it_themselves():
+    """They run in the serving thread, which must not wait for itself."""
+    engine, answers = slow_engine(), []
+    run = BackgroundRun(engine, requests(3))
+
+    def nested():
+        engine.submit(extra, lambda output: answers.append(run.call(lambda: len(engine.timeline.steps))))
+        run.post(lambda: answers.append("posted"))
+        return run.call(lambda: "called")
+
+    extra = Request("extra", [3, 4], SamplingParams(max_tokens=4))
+    run.start()
+    assert run.call(nested) == "called" and "posted" in answers
+    assert run.wait(20) and run.error is None and extra.finish_reason == "length" and len(answers) == 5
+
+
+def test_whatever_a_callback_raises_the_run_ends_and_answers():
+    engine = slow_engine()
+    run = BackgroundRun(engine, requests(3))
+
+    def leaving(output):
+        raise SystemExit("gone")
+
+    def submit_two():
+        for i in range(2):
+            engine.submit(Request(f"extra{i}", [3, i], SamplingParams(max_tokens=4)), leaving)
+
+    run.start()
+    run.call(submit_two)
+    assert run.wait(20) and isinstance(run.error, SystemExit) and run.call(lambda: 5) == 5
+    assert not engine.requests and not engine.scheduler.has_work()
 
 
 def test_a_function_that_raises_raises_at_its_caller_alone():

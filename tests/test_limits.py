@@ -136,6 +136,16 @@ def test_a_run_goes_on_without_those_refused(name, engine_class):
     assert timeline.header["limits"]["max_waiting_requests"] == 3 and json.dumps(timeline.header)
 
 
+@pytest.mark.parametrize("name, engine_class", [*ENGINES, ("dynamic", Engine), ("solo", Engine)])
+def test_a_run_whose_last_arrival_is_refused_ends_well(name, engine_class):
+    """Nobody waits or runs then, and nobody will come."""
+    engine = fake_engine(name, engine_class=engine_class, limits=tenants(tokens_per_s=0, burst_tokens=20))
+    todo = [request("r0", 10, 10), request("r1", 10, 10, arrival_time=9.0)]
+    timeline = engine.run(todo)
+    assert [r.finish_reason for r in todo] == ["length", "refused"] and "interrupted" not in timeline.header
+    assert [record.finish_reason for record in timeline.requests.values()] == ["length", "refused"]
+
+
 def test_an_iterator_of_requests_is_held_against_the_limits_too():
     engine = fake_engine("chunked", limits=Limits(max_waiting_requests=3))
     todo = [request(f"r{i}") for i in range(5)]
