@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
+from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -46,12 +50,16 @@ DEFINITIONS: dict[str, str] = {
     "queue_depth": "requests waiting after admission: mean over steps, and highest",
     "busy_share": "time inside steps / makespan",
     "tokens_per_step": "tokens computed per step, padding included",
-    "num_preemptions": "times that a running request lost its slot, and its KV was dropped or swapped to host memory",
-    "num_swapped_blocks": "KV blocks copied to host memory or back: one that goes and comes counts twice",
-    "lost_share": (
-        "tokens computed again / all tokens computed: what a preemption dropped and the prefix cache did not hold any "
-        "more"
+    "num_preemptions": (
+        "times that a running request lost its slot, and its KV was dropped or swapped to host memory: for want of KV "
+        "memory, and with the ordering `priority` also for want of a slot, when a more urgent request waits"
     ),
+    "num_swapped_blocks": "KV blocks copied to host memory or back: one that goes and comes counts twice",
+    "num_lost_tokens": (
+        "what preemptions dropped and the prefix cache did not hold any more; it may be dropped though memory is "
+        "plenty, since `priority` preempts for slots too"
+    ),
+    "lost_share": "the same / all tokens computed",
     "prefix_hit_rate": (
         "prompt tokens found in the prefix cache when a request was first let in / prompt tokens of all requests let in"
     ),
@@ -61,7 +69,11 @@ DEFINITIONS: dict[str, str] = {
     ),
     "refusals": "requests turned away when they arrived, by reason",
     "classes": (
-        "where requests have several priorities, for each class: requests, TTFT, TPOT, share of all output tokens"
+        "where requests have several priorities, for each class: requests (n), how many were served to their end and "
+        "refused, TTFT (its n: those that got a token), TPOT, and the share of output tokens while all had work: of "
+        "the tokens between the moment when the last class to come has its first request and the moment when the first "
+        "class to be through has its last token; classes without any token aside. Later the rest has the server for "
+        "itself, and the shares of a whole run say only who asked for how much"
     ),
     "tenants": "the same for each tenant, where there are several",
     "goodput_per_s": (
@@ -251,30 +263,68 @@ def _grouped(requests: Iterable[RequestRecord], key: Callable[[RequestRecord], H
     return groups
 
 
-def group_figures(groups: Mapping[str, tuple[int, Iterable, Iterable, int]]) -> dict[str, dict[str, Any]]:
-    """Of several groups of requests (count, TTFTs, TPOTs in seconds, output tokens): what a table says of each."""
+@dataclass
+class Group:
+    """What is kept of a class of requests, or of a tenant. Times in seconds, on the run's clock."""
+
+    n: int = 0
+    num_served: int = 0
+    num_refused: int = 0
+    first_arrival: float = math.inf
+    last_token: float = -math.inf
+    ttft: Sequence[float] = field(default_factory=lambda: array("d"))
+    tpot: Sequence[float] = field(default_factory=lambda: array("d"))
+
+
+def group_figures(
+    groups: Mapping[str, Group], tokens_until: Callable[[str, float], float]
+) -> dict[str, dict[str, Any]]:
+    """What a table says of several groups of requests. tokens_until: output tokens of a group up to a moment."""
     if len(groups) < 2:
         return {}
-    total = sum(tokens for *_, tokens in groups.values())
+    begun = [group for group in groups.values() if group.last_token > -math.inf]
+    start = max((group.first_arrival for group in begun), default=0.0)
+    end = min((group.last_token for group in begun), default=0.0)
+    tokens = {name: tokens_until(name, end) - tokens_until(name, start) if start < end else 0.0 for name in groups}
     return {
-        name: {"n": n, "ttft_ms": spread(first), "tpot_ms": spread(per_token), "output_share": ratio(tokens, total)}
-        for name, (n, first, per_token, tokens) in groups.items()
+        name: {
+            "n": group.n,
+            "num_served": group.num_served,
+            "num_refused": group.num_refused,
+            "ttft_ms": spread(group.ttft),
+            "tpot_ms": spread(group.tpot),
+            "output_share": ratio(tokens[name], sum(tokens.values())),
+        }
+        for name, group in groups.items()
     }
 
 
 def _by_class(requests: list[RequestRecord]) -> dict[str, dict[str, Any]]:
     groups = _grouped(requests, lambda r: r.priority)
-    return group_figures({class_name(priority): _figures_of(groups[priority]) for priority in sorted(groups)})
+    return _figures_of({class_name(priority): groups[priority] for priority in sorted(groups)})
 
 
 def _by_tenant(requests: list[RequestRecord]) -> dict[str, dict[str, Any]]:
     groups = _grouped(requests, lambda r: r.tenant)
-    return group_figures({tenant: _figures_of(groups[tenant]) for tenant in sorted(groups)})
+    return _figures_of({tenant: groups[tenant] for tenant in sorted(groups)})
 
 
-def _figures_of(requests: list[RequestRecord]) -> tuple[int, list, list, int]:
-    tokens = sum(len(r.token_times) for r in requests)
-    return len(requests), [ttft(r) for r in requests], [tpot(r) for r in requests], tokens
+def _figures_of(groups: dict[str, list[RequestRecord]]) -> dict[str, dict[str, Any]]:
+    figures = {
+        name: Group(
+            n=len(requests),
+            num_served=sum(r.finish_reason in COMPLETED for r in requests),
+            num_refused=sum(r.finish_reason == "refused" for r in requests),
+            first_arrival=min(r.arrival_time for r in requests),
+            last_token=max((r.token_times[-1] for r in requests if r.token_times), default=-math.inf),
+            ttft=[ttft(r) for r in requests],
+            tpot=[tpot(r) for r in requests],
+        )
+        for name, requests in groups.items()
+    }
+    return group_figures(
+        figures, lambda name, moment: float(sum(bisect_right(r.token_times, moment) for r in groups[name]))
+    )
 
 
 def cost(timeline: Timeline, price_per_hour: float) -> dict[str, float | None]:

@@ -8,13 +8,17 @@ from typing import Any
 
 from .errors import InvalidParameter
 from .metrics import DEFINITIONS, cost, goodput, summarize
-from .report_rows import Lines, lines_of
+from .report_notes import free_slots_missed, notes_of, same_work
+from .report_rows import LABELS, Lines, lines_of
 from .tally import Tally
 from .timeline import Timeline
+from .utilisation import UTILISATIONS
+
+GLOSSARY = DEFINITIONS | UTILISATIONS
 
 SCHEMA_VERSION = 1
 HEAD_WIDTH = 12  # characters, beyond which a column's name goes on in the next line
-REFERENCES = ("solo", "static")  # whose answers, and whose speed, the others are compared with
+REFERENCES = ("solo", "static")  # whose answers the others are compared with
 
 
 class Comparison(dict):
@@ -39,8 +43,9 @@ def comparison(
     """Summaries of runs of the same requests under different strategies, or variants of them.
 
     Keys: clock; header (what is the same in all runs); differing (names of header entries that are not, besides the
-    strategy); strategies: name → metrics.summarize, `header` (its own entries) and `requests` (id, prompt_tokens,
-    output_tokens, finish_reason, output_hash); answers_identical (None if there is nothing to compare); differences;
+    strategy); strategies: name → metrics.summarize, `header` (its own entries), `num_refused_beside_free_slots` and
+    `requests` (id, prompt_tokens, output_tokens, finish_reason, output_hash); answers_identical (None if there is
+    nothing to compare); differences; same_work (groups of runs that did the same, see report_notes.same_work);
     definitions. objectives, class_objectives: latency limits as metrics.goodput takes them, for all and by class, which
     add `goodput` to each strategy; price_per_hour adds what metrics.cost returns; utilisation, by strategy, is added as
     it is; setting: a sentence on what was chosen for these runs, shown above the table.
@@ -58,6 +63,10 @@ def comparison(
     keys = dict.fromkeys(key for header in headers.values() for key in header)
     limits = (objectives or {}) | {"classes": class_objectives}
     simulated = "simulated" in clocks.values()
+    summaries = {
+        name: timeline.summary() if isinstance(timeline, Tally) else summarize(timeline)
+        for name, timeline in timelines.items()
+    }
     compared, differences = (0, []) if simulated else _compare_answers(timelines)
     return Comparison(
         schema="minibatcher.comparison",
@@ -66,12 +75,13 @@ def comparison(
         header=shared,
         differing=[key for key in keys if key not in shared and key != "strategy"],
         strategies={
-            name: (timeline.summary() if isinstance(timeline, Tally) else summarize(timeline))
+            name: summaries[name]
             | ({"utilisation": utilisation[name]} if utilisation else {})
             | ({"goodput": goodput(timeline, **limits)} if objectives or class_objectives else {})
             | (cost(timeline, price_per_hour) if price_per_hour is not None else {})
             | {
                 "header": {key: value for key, value in timeline.header.items() if key not in shared},
+                "num_refused_beside_free_slots": free_slots_missed(timeline),
                 "requests": [
                     {
                         "id": r.request_id,
@@ -88,11 +98,12 @@ def comparison(
         num_answers_compared=compared,
         answers_identical=not differences if compared else None,
         differences=differences,
+        same_work=same_work(timelines, summaries),
         objectives=objectives or {},
         class_objectives=class_objectives or {},
         setting=setting,
         price_per_hour=price_per_hour,
-        definitions=DEFINITIONS,
+        definitions=GLOSSARY,
     )
 
 
@@ -100,7 +111,7 @@ def table(data: dict[str, Any], *, explain: bool = False, width: int = 96) -> st
     """Plain text, a column a strategy. `explain` adds what every row means. `width`: where prose is wrapped."""
     out = [filled(text, width) for text in (_title(data), data["setting"]) if text]
     out += ["", aligned(list(data["strategies"]), lines_of(data))]
-    for note in _notes(data):
+    for note in notes_of(data):
         out.append(textwrap.fill(note, width))
     if explain:
         out += ["", *(_wrapped(name, text, width) for name, text in data["definitions"].items())]
@@ -116,7 +127,7 @@ def aligned(names: list[str], lines: Lines) -> str:
     """Rows under a head of column names, between rules."""
     heads = [textwrap.wrap(name, HEAD_WIDTH, break_long_words=False, break_on_hyphens=False) or [""] for name in names]
     depth = max(map(len, heads))
-    label_width = max(len(label) for label, _ in lines)
+    label_width = max(len(label) for label, cells in lines if cells)  # a heading has its line for itself
     columns = [*heads, *(cells for _, cells in lines)]
     cell_width = max(10, *(len(text) + 2 for texts in columns for text in texts))
     rule = "─" * (label_width + cell_width * len(heads))
@@ -138,7 +149,7 @@ def markdown(data: dict[str, Any]) -> str:
         depth = len(label) - len(label.lstrip())
         label = "&emsp;" * (depth // 2) + label.strip() if depth else f"**{label}**"
         out.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join([*out, "", *("- " + note for note in _notes(data))])
+    return "\n".join([*out, "", *("- " + note for note in notes_of(data))])
 
 
 def html(data: dict[str, Any]) -> str:
@@ -157,12 +168,12 @@ def html(data: dict[str, Any]) -> str:
             out.append(f'<tr><th scope=row style="padding-left: {1.2 * depth}em">{label}</th>{values}</tr>')
         else:
             out.append(f"<tr><th scope=rowgroup colspan={len(names) + 1}>{label}</th></tr>")
-    return "\n".join([*out, "</tbody></table>", *(f"<p>{escape(note)}</p>" for note in _notes(data))])
+    return "\n".join([*out, "</tbody></table>", *(f"<p>{escape(note)}</p>" for note in notes_of(data))])
 
 
 def definitions(width: int = 96) -> str:
     """What every number means, for `--help` and for readers."""
-    return "\n".join(_wrapped(name, text, width) for name, text in DEFINITIONS.items())
+    return "\n".join(_wrapped(name, text, width) for name, text in GLOSSARY.items())
 
 
 TABLE_STYLE = (
@@ -206,61 +217,6 @@ def title_of(clock: str, header: dict[str, Any], num_requests: int) -> str:
     return " · ".join(facts)
 
 
-def _notes(data: dict[str, Any]) -> list[str]:
-    notes = []
-    if len(data["strategies"]) > 1 and data["clock"] == "measured":
-        compared = data["num_answers_compared"]
-        if data["answers_identical"]:
-            notes.append(f"Answers: all {_columns(data)} gave identical tokens for each of {compared:,} requests.")
-        elif data["answers_identical"] is None:
-            notes.append("Answers: not compared, since no request was served to its end by two {_columns(data)}.")
-        else:
-            ids = dict.fromkeys(d["id"] for d in data["differences"])
-            notes.append(
-                f"Answers DIFFER for {len(ids):,} of {compared:,} requests: "
-                + "; ".join(_difference(d) for d in data["differences"][:3])
-                + ("; …" if len(data["differences"]) > 3 else "")
-            )
-    notes += _same_plans(data)
-    if "gpu_monitor" in data["header"]:
-        notes.append(f"GPU: {data['header']['gpu_monitor']}.")
-    if "calibration" in data["header"]:
-        notes.append(f"Calibration: {data['header']['calibration']}.")
-    own = {name: run["header"] for name, run in data["strategies"].items()}
-    unequal = [
-        f"{key} ({', '.join(f'{name} {header.get(key)}' for name, header in own.items())})"
-        for key in data["differing"]
-        if key not in data["header"].get("varied", [])
-        and all(isinstance(header.get(key), (str, int, float, type(None))) for header in own.values())
-    ]
-    if unequal:
-        told = "what the columns say" if data["header"].get("varied") else "the strategy"
-        notes.append(f"Besides {told}, these are not the same in all runs: {'; '.join(unequal)}.")
-    return notes
-
-
-def _columns(data: dict[str, Any]) -> str:
-    return "runs" if data["header"].get("varied") else "strategies"
-
-
-def _same_plans(data: dict[str, Any]) -> list[str]:
-    """Strategies that made the same steps; where they were measured, what differs between them is noise."""
-    plans: dict[tuple, list[str]] = {}
-    for name, run in data["strategies"].items():
-        work = (run["num_steps"], run["num_computed_tokens"], run["num_padding_tokens"], run["num_preemptions"])
-        work += (run["header"].get("ordering"),)  # whose work it was is another matter
-        plans.setdefault(work, []).append(name)
-    noise = ": what differs between them is the machine's noise" if data["clock"] == "measured" else ""
-    return [f"{' and '.join(names)} did the same work here{noise}." for names in plans.values() if len(names) > 1]
-
-
-def _difference(d: dict[str, Any]) -> str:
-    if d["position"] is None:
-        return f"{d['id']} was not served by {d['strategy']}"
-    tokens = f"{d['token']}, {d['reference']}: {d['expected']}"
-    return f"{d['id']} under {d['strategy']} at output token {d['position']} ({tokens})"
-
-
 def _compare_answers(timelines: dict[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
     """How many requests could be compared, and where answers part from those of the reference run.
 
@@ -298,4 +254,6 @@ def _parting(here: list[int], there: list[int]) -> dict[str, int | None]:
 
 
 def _wrapped(name: str, text: str, width: int) -> str:
-    return textwrap.fill(f"{name}: {text}", width, subsequent_indent="    ")
+    """What a number is called in the table and in the JSON, and what it means."""
+    called = f"{LABELS[name]} ({name})" if name in LABELS else name
+    return textwrap.fill(f"{called}: {text}", width, subsequent_indent="    ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,30 +11,50 @@ MOST_GROUPS = 8  # classes or tenants in a table; the JSON has all
 
 Lines = list[tuple[str, list[str]]]  # a label and one cell a run; no cells: a heading
 
-UTILISATION_ROWS = {
-    "busy_share": "busy (as nvidia-smi shows)",
-    "mfu": "model FLOPs",
-    "bandwidth_utilisation": "memory bandwidth",
-    "useful_slot_share": "useful slots",
-}
-GPU_ROWS = {
-    "gpu_busy_share": "busy: any kernel at all (nvidia-smi)",
-    "gpu_power_w": "power, mean, W",
-    "gpu_memory_peak_gib": "memory in use, peak, GiB",
-    "joules_per_output_token": "energy per output token, J",
-}
-PADDING_ROWS = {
-    "slot_occupancy": "slot occupancy",
-    "padding_share": "padding, of tokens computed",
-    "padding_prompt_share": "  filling up short prompts",
-    "padding_finished_share": "  rows of ended requests",
-}
-LATENCIES = {
+UTILISATION_ROWS = ("busy_share", "mfu", "bandwidth_utilisation", "useful_slot_share")
+GPU_ROWS = ("gpu_busy_share", "gpu_power_w", "gpu_memory_peak_gib", "joules_per_output_token")
+PADDING_ROWS = ("padding_share", "padding_prompt_share", "padding_finished_share")
+LATENCIES = ("queue_ms", "ttft_ms", "itl_ms", "tpot_ms", "e2el_ms")
+
+LABELS = {  # a number's key in the JSON → what it is called in a table
+    "makespan_s": "makespan, s",
+    "output_tokens_per_s": "output tokens/s",
+    "requests_per_s": "requests/s",
     "queue_ms": "Queue time, ms",
     "ttft_ms": "TTFT, queue included, ms",
     "itl_ms": "ITL, ms",
     "tpot_ms": "TPOT, ms",
     "e2el_ms": "E2EL, ms",
+    "slot_occupancy": "slot occupancy, by step",
+    "padding_share": "padding, of tokens computed",
+    "padding_prompt_share": "filling up short prompts",
+    "padding_finished_share": "rows of ended requests",
+    "kv_occupancy": "KV tokens, KV blocks",
+    "queue_depth": "queue depth, mean",
+    "num_preemptions": "preemptions",
+    "num_lost_tokens": "tokens computed again",
+    "lost_share": "of all tokens computed",
+    "num_swapped_blocks": "KV blocks swapped, out and in",
+    "prefix_hit_rate": "prompt tokens found in it",
+    "prefix_bound": "in a cache without end",
+    "refusals": "refused",
+    "classes": "by class",
+    "tenants": "by tenant",
+    "goodput_per_s": "goodput, requests/s",
+    "cost_per_million_output_tokens": "cost per million output tokens",
+    "cost_per_request": "cost per request",
+    "busy_share": "busy (as nvidia-smi shows)",
+    "mfu": "model FLOPs",
+    "bandwidth_utilisation": "memory bandwidth",
+    "useful_slot_share": "useful slots, by time",
+    "gpu_busy_share": "busy: any kernel at all (nvidia-smi)",
+    "gpu_power_w": "power, mean, W",
+    "gpu_memory_peak_gib": "memory in use, peak, GiB",
+    "joules_per_output_token": "energy per output token, J",
+}
+REFUSALS = {  # how the sentences of limits.Door begin (metrics.refusal) → what a row is called
+    "the queue has no room": "queue full",
+    "tenant has asked for as much as it may": "rate limit of its tenant",
 }
 
 
@@ -43,14 +64,14 @@ def lines_of(data: dict[str, Any]) -> Lines:
     lines = _speed_lines(data, runs) + _goodput_lines(data, runs)
     if data["price_per_hour"] is not None:
         lines += [
-            ("cost per million output tokens", [number(run["cost_per_million_output_tokens"], 3) for run in runs]),
-            ("cost per request", [number(run["cost_per_request"], 3) for run in runs]),
+            (LABELS[key], [number(run[key], 3) for run in runs])
+            for key in ("cost_per_million_output_tokens", "cost_per_request")
         ]
     lines += _latency_lines(runs) + _work_lines(runs)
     if all("utilisation" in run for run in runs):
         lines.append(("Utilisation of the hardware", []))
-        for key, label in UTILISATION_ROWS.items():
-            lines.append((f"  {label}", [percent(run["utilisation"][key]) for run in runs]))
+        for key in UTILISATION_ROWS:
+            lines.append((f"  {LABELS[key]}", [percent(run["utilisation"][key]) for run in runs]))
     lines += _prefix_lines(data, runs)
     lines += _group_lines(runs, "classes", "class")
     if any(run["tenants"].keys() != run["classes"].keys() for run in runs):  # else each class is one tenant's
@@ -60,23 +81,17 @@ def lines_of(data: dict[str, Any]) -> Lines:
 
 def _speed_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
     speeds = [run["output_tokens_per_s"] for run in runs]
-    lines: Lines = [("output tokens/s", [number(speed, 3) for speed in speeds])]
-    yardstick = _yardstick(data)
-    base = data["strategies"][yardstick]["output_tokens_per_s"] if yardstick else None
-    if base and len(runs) > 1:
-        cells = ["–" if speed is None else f"{speed / base:.2f} ×" for speed in speeds]
-        lines.append((f"  relative to {yardstick}", cells))
-    return [
-        *lines,
-        ("requests/s", [number(run["requests_per_s"], 3) for run in runs]),
-        ("makespan, s", [number(run["makespan_s"], 3) for run in runs]),
-    ]
+    lines: Lines = [(LABELS["output_tokens_per_s"], [number(speed, 3) for speed in speeds])]
+    if speeds[0] and len(runs) > 1:
+        cells = ["–" if speed is None else f"{speed / speeds[0]:.2f} ×" for speed in speeds]
+        lines.append((f"  relative to {next(iter(data['strategies']))}", cells))
+    return lines + [(LABELS[key], [number(run[key], 3) for run in runs]) for key in ("requests_per_s", "makespan_s")]
 
 
 def _latency_lines(runs: list[dict[str, Any]]) -> Lines:
     lines: Lines = []
-    for key, label in LATENCIES.items():
-        counts = [run[key]["n"] for run in runs]
+    for key in LATENCIES:
+        label, counts = LABELS[key], [run[key]["n"] for run in runs]
         alike = len(set(counts)) == 1
         lines.append((f"{label} (n = {counts[0]:,})" if alike else label, []))
         for name in ("mean", "p50", "p90", "p99"):
@@ -88,39 +103,31 @@ def _latency_lines(runs: list[dict[str, Any]]) -> Lines:
 
 def _work_lines(runs: list[dict[str, Any]]) -> Lines:
     kv = [run["kv_occupancy"] for run in runs]
-    lines: Lines = [("Work", [])]
-    for key, label in PADDING_ROWS.items():
-        lines.append((f"  {label}", [percent(run[key]) for run in runs]))
+    lines: Lines = [("Work", []), (f"  {LABELS['slot_occupancy']}", [percent(run["slot_occupancy"]) for run in runs])]
+    if any(run["num_padding_tokens"] for run in runs):
+        for key in PADDING_ROWS:
+            depth = "  " if key == "padding_share" else "    "
+            lines.append((depth + LABELS[key], [percent(run[key]) for run in runs]))
     lines += [
         ("  KV tokens, of reserved", [percent(one["tokens_of_reserved"]) for one in kv]),
         ("  KV blocks in use, of pool", [percent(one["blocks_of_pool"]) for one in kv]),
     ]
+    preempted = any(run["num_preemptions"] for run in runs)
+    if preempted:
+        lines.append(("    at their peak", [percent(one["blocks_peak"]) for one in kv]))
     if any(one["cached_of_pool"] for one in kv):
         lines.append(("  KV blocks cached, of pool", [percent(one["cached_of_pool"]) for one in kv]))
-    if any(run["num_preemptions"] for run in runs):
-        lines += [
-            ("  preemptions", [f"{run['num_preemptions']:,}" for run in runs]),
-            ("  tokens computed again", [f"{run['num_lost_tokens']:,}" for run in runs]),
-            ("    of all tokens computed", [percent(run["lost_share"]) for run in runs]),
-        ]
+    if preempted:
+        for key in ("num_preemptions", "num_lost_tokens"):
+            lines.append((f"  {LABELS[key]}", [f"{run[key]:,}" for run in runs]))
+        lines.append((f"    {LABELS['lost_share']}", [percent(run["lost_share"]) for run in runs]))
     if any(run["num_swapped_blocks"] for run in runs):
-        lines.append(("  KV blocks swapped, out and in", [f"{run['num_swapped_blocks']:,}" for run in runs]))
+        lines.append((f"  {LABELS['num_swapped_blocks']}", [f"{run['num_swapped_blocks']:,}" for run in runs]))
     return [
         *lines,
-        ("  queue depth, mean", [number(run["queue_depth"]["mean"], 2) for run in runs]),
+        (f"  {LABELS['queue_depth']}", [number(run["queue_depth"]["mean"], 2) for run in runs]),
         ("  steps", [f"{run['num_steps']:,}" for run in runs]),
     ]
-
-
-def _yardstick(data: dict[str, Any]) -> str | None:
-    """The run that others are measured by: a static one, else solo; among variants of one strategy, the first."""
-    names = {name: _strategy_of(data, name) for name in data["strategies"]}
-    known = (name for wanted in ("static", "solo") for name, strategy in names.items() if strategy == wanted)
-    return next(known, next(iter(names)) if len(set(names.values())) == 1 and None not in names.values() else None)
-
-
-def _strategy_of(data: dict[str, Any], name: str) -> str | None:
-    return data["strategies"][name]["header"].get("strategy", data["header"].get("strategy"))
 
 
 def _goodput_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
@@ -131,7 +138,7 @@ def _goodput_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
     lines: Lines = [
         ("Within objectives" + limits_text(data["objectives"]), []),
         ("  of requests", [percent(one["good_share"]) for one in found]),
-        ("  goodput, requests/s", [number(one["goodput_per_s"], 3) for one in found]),
+        (f"  {LABELS['goodput_per_s']}", [number(one["goodput_per_s"], 3) for one in found]),
     ]
     classes = {name: figures["objective"] for one in found for name, figures in one["classes"].items()}
     if len(classes) > 1 or data["class_objectives"]:
@@ -149,20 +156,25 @@ def limits_text(objective: dict[str, float]) -> str:
 
 
 def _prefix_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
-    bounds = [run["header"].get("prefix_bound", data["header"].get("prefix_bound")) for run in runs]
-    if not any(bounds) and not any(run["num_cached_tokens"] for run in runs):
+    bounds = [entry(data, name, "prefix_bound") for name in data["strategies"]]
+    caching = [entry(data, name, "enable_prefix_caching") for name in data["strategies"]]
+    if not any(bounds) and not any(caching) and not any(run["num_cached_tokens"] for run in runs):
         return []
-    lines: Lines = [
-        ("Prefix cache", []),
-        ("  prompt tokens found in it", [percent(run["prefix_hit_rate"]) for run in runs]),
-    ]
+    found = [percent(run["prefix_hit_rate"]) if on is not False else "–" for run, on in zip(runs, caching)]
+    lines: Lines = [("Prefix cache", []), (f"  {LABELS['prefix_hit_rate']}", found)]
     if any(bounds):
-        lines.append(("    in a cache without end", [percent(b["tokens"] / b["of"]) if b else "–" for b in bounds]))
+        cells = [percent(bound["tokens"] / bound["of"]) if bound else "–" for bound in bounds]
+        lines.append((f"    {LABELS['prefix_bound']}", cells))
     return lines
 
 
+def entry(data: dict[str, Any], name: str, key: str) -> Any:
+    """What the header of a run says, wherever the comparison keeps it; None if it says nothing."""
+    return data["strategies"][name]["header"].get(key, data["header"].get(key))
+
+
 def _group_lines(runs: list[dict[str, Any]], key: str, what: str) -> Lines:
-    """TTFT and TPOT (p50 / p99) and share of output tokens of each class or tenant, where there are several."""
+    """TTFT and TPOT (p50 / p99), shares of output tokens and refusals of each class or tenant, if there are several."""
     sizes: dict[str, int] = {}
     for run in runs:
         for name, group in run[key].items():
@@ -172,15 +184,23 @@ def _group_lines(runs: list[dict[str, Any]], key: str, what: str) -> Lines:
     largest = sorted(sizes, key=lambda name: -sizes[name])[:MOST_GROUPS]
     shown = [name for name in sizes if name in largest]
 
-    def cells(name: str, form: Callable[[dict[str, Any]], str]) -> list[str]:
-        return [form(run[key][name]) if name in run[key] else "–" for run in runs]
+    def rows(form: Callable[[dict[str, Any]], str], label: Callable[[str], str] = str) -> Lines:
+        return [
+            (f"  {label(name)}", [form(run[key][name]) if name in run[key] else "–" for run in runs]) for name in shown
+        ]
 
-    lines: Lines = [(f"TTFT by {what}, p50 / p99, ms", [])]
-    lines += [(f"  {name} (n = {sizes[name]:,})", cells(name, lambda group: _pair(group["ttft_ms"]))) for name in shown]
-    lines.append((f"TPOT by {what}, p50 / p99, ms", []))
-    lines += [(f"  {name}", cells(name, lambda group: _pair(group["tpot_ms"]))) for name in shown]
-    lines.append((f"Output tokens by {what}, of all", []))
-    lines += [(f"  {name}", cells(name, lambda group: percent(group["output_share"]))) for name in shown]
+    def counted(name: str) -> str:
+        counts = [run[key][name]["ttft_ms"]["n"] for run in runs if name in run[key]]
+        some, most = min(counts), max(counts)
+        return f"{name} (n = {most:,})" if some == most else f"{name} (n = {some:,} to {most:,})"
+
+    lines: Lines = [(f"TTFT by {what}, p50 / p99, ms", []), *rows(lambda group: _pair(group["ttft_ms"]), counted)]
+    lines += [(f"TPOT by {what}, p50 / p99, ms", []), *rows(lambda group: _pair(group["tpot_ms"]))]
+    lines.append((f"Output tokens by {what}, while all had work", []))
+    lines += rows(lambda group: percent(group["output_share"]))
+    if any(group["num_refused"] for run in runs for group in run[key].values()):
+        lines.append((f"Requests served / refused by {what}", []))
+        lines += rows(lambda group: f"{group['num_served']:,} / {group['num_refused']:,}")
     if len(sizes) > len(shown):
         lines.append((f"  … and {len(sizes) - len(shown):,} more {key}, in the JSON", []))
     return lines
@@ -194,8 +214,9 @@ def _end_lines(runs: list[dict[str, Any]]) -> Lines:
     """How requests ended."""
     ended = [run["num_finished"] for run in runs]
     lines: Lines = [("Requests served to their end", [f"{_served(run):,}" for run in runs])]
-    for reason in dict.fromkeys(reason for run in runs for reason in run["refusals"]):
-        lines.append((f"  refused: {_shortened(reason)}", [f"{run['refusals'].get(reason, 0):,}" for run in runs]))
+    refused = [_by_reason(run["refusals"]) for run in runs]
+    for reason in dict.fromkeys(reason for counts in refused for reason in counts):
+        lines.append((f"  refused: {reason}", [f"{counts[reason]:,}" for counts in refused]))
     if any(reasons.get("error") for reasons in ended):
         lines.append(("  ended by an error", [f"{reasons.get('error', 0):,}" for reasons in ended]))
     others = [sum(n for reason, n in reasons.items() if reason not in TOLD) for reasons in ended]
@@ -204,18 +225,21 @@ def _end_lines(runs: list[dict[str, Any]]) -> Lines:
     return lines
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:38].rstrip()} …"
+def _by_reason(refusals: dict[str, int]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for sentence, n in refusals.items():
+        counts[next((label for start, label in REFUSALS.items() if sentence.startswith(start)), sentence)] += n
+    return counts
 
 
 def _gpu_lines(runs: list[dict[str, Any]]) -> Lines:
     """Rows of what was sampled on the GPU in at least one run."""
     lines: Lines = []
-    for key, label in GPU_ROWS.items():
+    for key in GPU_ROWS:
         values = [run.get(key) for run in runs]
         if any(value is not None for value in values):
             cells = [percent(v) if key.endswith("share") else number(v, 3) for v in values]
-            lines.append((f"  {label}", cells))
+            lines.append((f"  {LABELS[key]}", cells))
     return [("GPU, sampled during the run", []), *lines] if lines else []
 
 
@@ -227,6 +251,8 @@ def number(value: float | None, digits: int) -> str:
     """Few digits: 0.0412, 7.35, 41.2, 1,207."""
     if value is None:
         return "–"
+    if abs(value) < 10 ** (digits - 1):
+        value = float(f"{value:.{digits}g}")  # 9.996 has two digits before the point once it is rounded
     if value == 0 or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{value:#.{digits}g}" if abs(value) < 1 else f"{value:.{digits - len(str(int(abs(value))))}f}"

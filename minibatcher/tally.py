@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from .metrics import COMPLETED, PERCENTILES, class_name, group_figures, ratio, refusal, spread
+from .metrics import COMPLETED, PERCENTILES, Group, class_name, group_figures, ratio, refusal, spread
 from .request import FinishReason, Request
 from .runners.base import StepResult
 from .scheduling.base import Scheduler, StepPlan
 from .timeline import RowState
 
 GAP_LOW, GAP_RATIO, GAP_BINS = 1e-6, 1.005, 5_500  # from 1 µs to about nine days, half a per cent a bin
+TIME_BINS = 1024  # of a run's time, at least half of them in use
 
 
-@dataclass(slots=True)
-class _Group:
-    """What is kept of a class of requests, or of a tenant."""
+class _Histogram:
+    """How many tokens there were up to a moment, in bins that become wider as time goes on."""
 
-    n: int = 0
-    ttft: array = field(default_factory=lambda: array("d"))
-    tpot: array = field(default_factory=lambda: array("d"))
-    output: int = 0
+    def __init__(self) -> None:
+        self._counts, self._width = np.zeros(TIME_BINS, dtype=np.int64), 1e-6
 
-    def figures(self) -> tuple[int, array, array, int]:
-        return self.n, self.ttft, self.tpot, self.output
+    def add(self, times: np.ndarray) -> None:
+        """times: seconds, at least 0."""
+        while times.size and times.max() >= TIME_BINS * self._width:
+            self._counts = np.append(self._counts.reshape(-1, 2).sum(axis=1), np.zeros(TIME_BINS // 2, dtype=np.int64))
+            self._width *= 2
+        self._counts += np.bincount((times / self._width).astype(int), minlength=TIME_BINS)
+
+    def until(self, moment: float) -> float:
+        """Tokens up to a moment; within a bin they count as evenly spread."""
+        bins = np.arange(TIME_BINS + 1) * self._width
+        return float(np.interp(moment, bins, np.append(0, np.cumsum(self._counts))))
 
 
 class Tally:
     """A recorder like TimelineRecorder that keeps sums, one number a request and latency, and a histogram of ITL.
 
-    `summary` has the keys of metrics.summarize. Different from there: ITL percentiles are good to half a per cent, a
-    row of one token counts as a decode, and single requests and steps can't be looked at afterwards.
+    `summary` has the keys of metrics.summarize. Different from there: ITL percentiles are good to half a per cent,
+    shares of output tokens to what is made in about a thousandth of the run, a row of one token counts as a decode, and
+    single requests and steps can't be looked at afterwards.
     """
 
     def __init__(self) -> None:
@@ -46,15 +53,16 @@ class Tally:
     def begin(self, clock: str, header: dict[str, Any]) -> None:
         self.clock, self.header = clock, header
         self._latencies = {name: array("d") for name in ("queue", "ttft", "tpot", "e2el")}
-        self._ended: list[list[float]] = []  # token times of requests whose gaps are not counted yet
+        self._ended: list[Request] = []  # whose tokens' times are not counted yet
         self._gaps, self._gap_sum = np.zeros(GAP_BINS, dtype=np.int64), 0.0
         self._launched: tuple[StepPlan, Scheduler, float] | None = None  # and not stepped yet
         self._reasons: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._sums: Counter[str] = Counter()
         self._states: Counter[RowState] = Counter()
-        self._classes: defaultdict[int, _Group] = defaultdict(_Group)
-        self._tenants: defaultdict[str, _Group] = defaultdict(_Group)
+        self._classes: defaultdict[int, Group] = defaultdict(Group)
+        self._tenants: defaultdict[str, Group] = defaultdict(Group)
+        self._tokens: defaultdict[tuple[str, int | str], _Histogram] = defaultdict(_Histogram)  # of classes and tenants
         self._peaks = {"waiting": 0, "kv_share": 0.0}
         self._first, self._last = float("inf"), 0.0
 
@@ -74,8 +82,9 @@ class Tally:
     def opened(self, request: Request) -> None:
         self._first = min(self._first, request.arrival_time)
         self._sums["requests"] += 1
-        self._classes[request.priority].n += 1
-        self._tenants[request.tenant].n += 1
+        for group in (self._classes[request.priority], self._tenants[request.tenant]):
+            group.n += 1
+            group.first_arrival = min(group.first_arrival, request.arrival_time)
 
     def launched(self, plan: StepPlan, scheduler: Scheduler, start: float) -> None:
         kv = scheduler.kv  # as it is now: what the step computes may be shared before it is recorded
@@ -125,6 +134,10 @@ class Tally:
         self._last = max(self._last, request.finish_time)
         if request.finish_reason is FinishReason.REFUSED:
             self._refusals[refusal(request.error)] += 1
+        groups = self._classes[request.priority], self._tenants[request.tenant]
+        for group in groups:
+            group.num_served += request.finish_reason in COMPLETED
+            group.num_refused += request.finish_reason is FinishReason.REFUSED
         sums["lost"] += request.num_lost_tokens
         sums["cached"] += request.num_cached_tokens
         if request.first_scheduled_time is not None:
@@ -136,34 +149,48 @@ class Tally:
             return
         sums["output"] += len(times)
         sums["prompt"] += request.num_prompt_tokens
-        groups = self._classes[request.priority], self._tenants[request.tenant]
         first, per_token = times[0] - request.arrival_time, None
         latencies["ttft"].append(first)
         if len(times) > 1:
             per_token = (times[-1] - times[0]) / (len(times) - 1)
             latencies["tpot"].append(per_token)
-            self._ended.append(times)
-            if len(self._ended) == 1_000:
-                self._count_gaps()
+        self._ended.append(request)
+        if len(self._ended) == 1_000:
+            self._count_times()
         for group in groups:
-            group.output += len(times)
+            group.last_token = max(group.last_token, times[-1])
             group.ttft.append(first)
             if per_token is not None:
                 group.tpot.append(per_token)
 
-    def _count_gaps(self) -> None:
-        lengths = [len(times) for times in self._ended]
-        all_times = np.fromiter(chain.from_iterable(self._ended), dtype=float, count=sum(lengths))
+    def _count_times(self) -> None:
+        """Of those that have ended: gaps between tokens, and each group's tokens in time."""
+        lengths = [len(request.token_times) for request in self._ended]
+        every = chain.from_iterable(request.token_times for request in self._ended)
+        all_times = np.fromiter(every, dtype=float, count=sum(lengths))
         gaps = np.delete(np.diff(all_times), np.cumsum(lengths)[:-1] - 1)  # not from one request to the next
         bins = np.log(np.maximum(gaps, GAP_LOW) / GAP_LOW) / np.log(GAP_RATIO)
         self._gaps += np.bincount(np.minimum(bins.astype(int), GAP_BINS - 1), minlength=GAP_BINS)
         self._gap_sum += float(gaps.sum())
+        for what in ("priority", "tenant"):
+            names, which = np.unique([getattr(r, what) for r in self._ended], return_inverse=True)
+            owners = np.repeat(which, lengths)
+            pieces = np.split(all_times[np.argsort(owners)], np.cumsum(np.bincount(owners))[:-1])
+            for name, times in zip(names.tolist(), pieces):
+                self._tokens[what, name].add(times)
         self._ended = []
+
+    def _groups(self, what: str, groups: dict[Any, Group], called: Callable[[Any], str]) -> dict[str, Any]:
+        keys = {called(key): key for key in sorted(groups)}
+        return group_figures(
+            {name: groups[key] for name, key in keys.items()},
+            lambda name, moment: self._tokens[what, keys[name]].until(moment),
+        )
 
     def summary(self) -> dict[str, Any]:
         """What metrics.summarize returns for a timeline."""
         if self._ended:
-            self._count_gaps()
+            self._count_times()
         sums, header = self._sums, self.header
         steps, span = sums["steps"], self._last - min(self._first, self._last)
         places = steps * header["max_num_seqs"]
@@ -192,8 +219,8 @@ class Tally:
             "num_cached_tokens": sums["cached"],
             "prefix_hit_rate": ratio(sums["cached"], sums["let_in"]),
             "refusals": dict(self._refusals),
-            "classes": group_figures({class_name(p): self._classes[p].figures() for p in sorted(self._classes)}),
-            "tenants": group_figures({t: self._tenants[t].figures() for t in sorted(self._tenants)}),
+            "classes": self._groups("priority", self._classes, class_name),
+            "tenants": self._groups("tenant", self._tenants, str),
             "num_preemptions": sums["preempted"],
             "slot_occupancy": ratio(sums["working"], places),
             "slot_occupancy_time": ratio(sums["working_time"], sums["busy"] * header["max_num_seqs"]),

@@ -21,7 +21,10 @@ UTILISATIONS: dict[str, str] = {
         "bytes of weights and KV cache read / (peak memory bandwidth x makespan); reading for padding and ended rows "
         "counts, since memory works for them too; activations and KV writes are left out"
     ),
-    "useful_slot_share": "slot-seconds in which a useful token was computed / (slots x makespan)",
+    "useful_slot_share": (
+        "slot-seconds in which a useful token was computed / (slots x makespan): by time, so that a long step counts "
+        "more than a short one and pauses between steps count as idle; slot_occupancy, by step, counts each step once"
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from fakes import fake_requests as requests
 from fakes import fake_run as run
@@ -13,6 +14,7 @@ from minibatcher import metrics
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, cost, goodput, mean_power, summarize
 from minibatcher.scheduling import STRATEGIES
+from minibatcher.tally import _Histogram
 from minibatcher.timeline import DeviceSample, RequestRecord, RowRecord, RowState, StepRecord, Timeline
 
 PREFILL, DECODE, STALLED, FINISHED = RowState
@@ -109,16 +111,42 @@ def test_classes_and_tenants_by_hand():
     assert list(classes) == ["paid", "interactive", "priority 5"] and list(tenants) == ["default", "x"]
     assert classes["interactive"] == {
         "n": 2,
+        "num_served": 1,  # c was aborted
+        "num_refused": 0,
         "ttft_ms": pytest.approx({"mean": 525, "p50": 525, "p90": 585, "p99": 598.5, "n": 2}),  # 450, 600
         "tpot_ms": pytest.approx({"mean": 600, "p50": 600, "p90": 600, "p99": 600, "n": 1}),
-        "output_share": 0.5,
+        "output_share": 2 / 5,  # until a's last token at 1.9
     }
-    assert classes["paid"]["tpot_ms"]["p50"] == pytest.approx(200) and classes["paid"]["output_share"] == 0.5
+    assert classes["paid"]["tpot_ms"]["p50"] == pytest.approx(200) and classes["paid"]["output_share"] == 3 / 5
     assert classes["priority 5"]["n"] == 1 and classes["priority 5"]["ttft_ms"]["n"] == 0
-    assert [tenants[name]["n"] for name in tenants] == [2, 2] and tenants["x"]["output_share"] == pytest.approx(4 / 6)
+    assert classes["priority 5"]["output_share"] == 0 and classes["priority 5"]["num_served"] == 0
+    assert [tenants[name]["n"] for name in tenants] == [2, 2] and tenants["x"]["output_share"] == 4 / 5
     alone = by_hand()
     alone.requests = {"a": alone.requests["a"]}
     assert summarize(alone)["classes"] == {} == summarize(alone)["tenants"]
+
+
+def test_shares_are_of_the_time_when_all_had_work():
+    timeline = by_hand()
+    timeline.requests["a"].arrival_time = 1.55  # paid: from then until 1.9, when b has had its token already
+    timeline.requests["d"].finish_reason = "refused"
+    classes = summarize(timeline)["classes"]
+    assert [group["output_share"] for group in classes.values()] == [2 / 3, 1 / 3, 0]
+    assert [group["num_refused"] for group in classes.values()] == [0, 0, 1]
+    del timeline.requests["c"]  # b is through before a comes
+    assert [group["output_share"] for group in summarize(timeline)["classes"].values()] == [None] * 3
+
+
+def test_running_sums_know_shares_in_time():
+    histogram, rng = _Histogram(), np.random.default_rng(0)
+    assert histogram.until(3.0) == 0
+    times = np.sort(rng.exponential(1.0, 20_000).cumsum()) + 5.0
+    for piece in np.array_split(rng.permutation(times), 40):  # in any order, as requests end
+        histogram.add(piece)
+    for moment in (0.0, 5.0, 777.7, 12_345.6, times[-1], 2 * times[-1]):
+        exact = np.count_nonzero(times <= moment)
+        assert histogram.until(moment) == pytest.approx(exact, abs=20), moment
+    assert histogram.until(times[-1] * 2) == 20_000
 
 
 def test_refusals_are_counted_by_reason():

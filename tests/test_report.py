@@ -11,8 +11,9 @@ from test_metrics import by_hand
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, goodput, summarize
 from minibatcher.report import comparison, definitions, markdown, table
-from minibatcher.report_rows import number, percent
-from minibatcher.timeline import DeviceSample
+from minibatcher.report_rows import LABELS, lines_of, number, percent
+from minibatcher.timeline import DeviceSample, RequestRecord, Timeline
+from minibatcher.utilisation import UTILISATIONS
 
 NAMES = ["static", "dynamic", "continuous", "chunked"]
 
@@ -45,7 +46,7 @@ def test_json_holds_everything(timelines):
             }
             for r in records
         ]
-    assert data["definitions"] == DEFINITIONS
+    assert data["definitions"] == DEFINITIONS | UTILISATIONS and data["same_work"] == []
     assert data["header"]["workload"] == "fake" and "strategy" not in data["header"]
     assert data["differing"] == ["kv_layout", "block_size", "num_blocks"]
     assert data["strategies"]["chunked"]["header"] == {
@@ -99,12 +100,88 @@ def test_strategies_that_did_the_same_are_named():
     assert "static and dynamic did the same work here." in text and "noise" not in text
 
 
-def test_another_order_of_service_is_never_the_same_work():
-    runs = {name: run("chunked", requests(8, seed=2, rate=1e9, longest=9)) for name in ("fcfs", "priority")}
-    assert "fcfs and priority did the same work here." in table(comparison(runs))
-    runs["priority"].header |= {"ordering": "priority"}
-    runs["fcfs"].header |= {"ordering": "fcfs"}
-    assert "did the same work" not in table(comparison(runs))
+def notes(runs, **own: list) -> str:
+    """Of runs whose headers say what varies: option → its value in each run."""
+    for i, timeline in enumerate(runs.values()):
+        timeline.header |= {"varied": list(own)} | {option: values[i] for option, values in own.items()}
+    return " ".join(table(comparison(runs)).rpartition("─")[2].split())
+
+
+def twins(*names: str, rate: float = 1e9):
+    return {name: run("chunked", requests(8, seed=2, rate=rate, longest=9)) for name in names}
+
+
+def test_runs_that_served_in_the_same_order_say_why():
+    assert notes(twins("a", "b")) == "a and b did the same work here."
+    orders = {"ordering": ["fcfs", "priority"]}
+    one_class = "fcfs and priority served in the same order: all requests are of one class."
+    assert notes(twins("fcfs", "priority"), **orders) == one_class
+    one_tenant = "fcfs and fair-share served in the same order: all requests are of one tenant."
+    assert notes(twins("fcfs", "fair-share"), ordering=["fcfs", "fair-share"]) == one_tenant
+    runs = twins("fcfs", "priority")
+    for timeline in runs.values():
+        timeline.requests["r1"].priority = 2
+    assert notes(runs, **orders) == "fcfs and priority served in the same order."
+    alone = notes(twins("fcfs", "priority", rate=0.01), **orders)
+    assert alone.endswith("same order: nobody waited (raise --request-rate; inf lets all arrive at once).")
+
+
+def test_another_order_is_other_work_though_the_sums_are_the_same():
+    runs = twins("fcfs", "priority")
+    step = next(step for step in runs["priority"].steps if len(step.admitted) > 1)
+    step.admitted.reverse()
+    assert comparison(runs)["same_work"] == [] and notes(runs, ordering=["fcfs", "priority"]) == ""
+    runs = twins("fcfs", "priority")
+    step = next(step for step in runs["priority"].steps if len(step.rows) > 1)
+    step.rows[:2] = step.rows[0]._replace(request_id=step.rows[1].request_id), step.rows[1]
+    assert comparison(runs)["same_work"] == []
+
+
+def test_memory_that_was_never_short_is_told():
+    short = "recompute and swap did the same work here: nobody was preempted (lower --kv-cache-tokens)."
+    assert notes(twins("recompute", "swap"), preemption=["recompute", "swap"]) == short
+    assert "nobody was preempted" in notes(twins("a", "b"), admission=["worst-case", "preempt"])
+    assert "nobody waited" in notes(twins("a", "b", rate=0.01), admission=["worst-case", "preempt"])
+
+
+def test_what_differs_is_told_once_a_line(timelines):
+    runs = copy.deepcopy(timelines)
+    runs["chunked"].header |= {"watermark": 0.5, "cuda_graph_sizes": [1, 2]}
+    told = table(comparison(runs)).splitlines()[-3:]
+    assert told == [
+        "KV memory: 4 slots of 800 tokens (static, dynamic), 200 blocks of 16 tokens (continuous,",
+        "chunked).",
+        "Not the same in all runs: watermark: 0.0 (static, dynamic, continuous), 0.5 (chunked).",
+    ]
+
+
+def test_padding_has_no_rows_where_there_is_none(timelines):
+    assert "rows of ended requests" in table(comparison(timelines))
+    ragged = table(comparison({name: timelines[name] for name in ("continuous", "chunked")}))
+    assert "padding" not in ragged and "rows of ended requests" not in ragged
+
+
+def turned_away(moment: float, num_slots: int = 2) -> Timeline:
+    """Two are served from 1 to 2 and from 1 to 3; a third finds the queue full at `moment`."""
+    full = "the queue has no room for request 'c': need 1 requests, have 0; try again later, or raise it"
+    records = [
+        RequestRecord("a", 0.0, 3, 1, 1.0, [2.0], 2.0, "length"),
+        RequestRecord("b", 0.0, 3, 1, 1.0, [3.0], 3.0, "length"),
+        RequestRecord("c", 0.0, 3, finish_time=moment, finish_reason="refused", error=full),
+        RequestRecord("d", 0.0, 3, finish_time=0.5, finish_reason="refused", error="tenant 'd' has asked for as much "),
+    ]
+    header = {"max_num_seqs": num_slots, "block_size": 4, "num_blocks": 8}
+    return Timeline("simulated", header, [], {r.request_id: r for r in records})
+
+
+@pytest.mark.parametrize("moment, free", [(0.5, 1), (1.0, 1), (1.5, 0), (2.0, 1), (2.5, 1)])
+def test_a_queue_that_is_full_beside_free_slots_is_told(moment, free):
+    data = comparison({"one": turned_away(moment)})
+    assert data["strategies"]["one"]["num_refused_beside_free_slots"] == free
+    told = "A full queue turned requests away although slots were free (1): who arrives between two steps waits"
+    assert (told in " ".join(table(data).split())) is bool(free)
+    two = table(comparison({"one": turned_away(moment), "other": turned_away(0.1)}))
+    assert (f"free ({'1 under one, ' if free else ''}1 under other):") in " ".join(two.split())
 
 
 def test_what_varies_on_purpose_is_no_warning(timelines):
@@ -116,10 +193,8 @@ def test_what_varies_on_purpose_is_no_warning(timelines):
     assert "these are not the same" not in text and "all runs gave identical tokens" in text
     runs["preempt"].header["watermark"] = 0.25
     text = " ".join(table(comparison(runs)).split())
-    differ = (
-        "Besides what the columns say, these are not the same in all runs: watermark (worst-case 0.0, preempt 0.25)."
-    )
-    assert differ in text
+    assert "Not the same in all runs: watermark: 0.0 (worst-case), 0.25 (preempt)." in text
+    assert "KV memory" not in text
     assert "The pool is small." in markdown(comparison(runs, setting="The pool is small."))
 
 
@@ -197,9 +272,15 @@ def test_explanations(timelines):
     data = comparison(timelines)
     assert "inter-token latency" not in table(data)
     explained = " ".join(table(data, explain=True).split())
-    for name, sentence in DEFINITIONS.items():
-        assert f"{name}: {sentence}" in explained
-        assert f"{name}: {sentence}" in " ".join(definitions(70).split())
+    for name, sentence in (DEFINITIONS | UTILISATIONS).items():
+        called = f"{LABELS[name]} ({name}): {sentence}" if name in LABELS else f"{name}: {sentence}"
+        assert called in explained
+        assert called in " ".join(definitions(70).split())
+    assert "slot occupancy, by step (slot_occupancy): slots" in explained and "model FLOPs (mfu): model" in explained
+    assert set(LABELS) <= set(data["definitions"])
+    shown = {label.strip() for label, _ in lines_of(data)}
+    for name in ("output_tokens_per_s", "makespan_s", "slot_occupancy", "padding_share", "queue_depth"):
+        assert LABELS[name] in shown
     assert max(map(len, definitions(70).splitlines())) <= 70
 
 
@@ -222,7 +303,18 @@ def test_bad_comparisons_get_a_sentence(timelines):
 
 
 def test_few_digits():
-    values = {0: "0", 0.04123: "0.0412", 0.99999: "1.00", 7.346: "7.35", 41.23: "41.2", 99.96: "100.0", 1207.4: "1,207"}
+    values = {
+        0: "0",
+        0.04123: "0.0412",
+        0.99999: "1.00",
+        7.346: "7.35",
+        41.23: "41.2",
+        99.96: "100",
+        9.996: "10.0",
+        9.994: "9.99",
+        999.6: "1,000",
+        1207.4: "1,207",
+    }
     assert {value: number(value, 3) for value in values} == values
     assert number(None, 3) == "–" and number(14.4, 2) == "14"
     assert [percent(share) for share in (None, 0, 0.004, 0.126, 1)] == ["–", "0 %", "<1 %", "13 %", "100 %"]
