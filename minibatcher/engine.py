@@ -92,7 +92,7 @@ class Engine(Stepper):
         if self.tokenizer is not None:
             detokenizer = self.tokenizer.detokenizer(params.stop, params.min_tokens)
         if self._door:
-            self._door.enter(request, self.scheduler.waiting, self.clock.now())
+            self._door.enter(request, self.scheduler.running, self.clock.now())
         self._open(request)
         if detokenizer is not None:
             self._detokenizers[request] = detokenizer

@@ -13,7 +13,9 @@ from .request import Request
 OTHERS = "*"  # in Limits.tenants: each tenant that has no limit of its own
 BURST_S = 60.0  # a burst that is not named is what flows in within this time
 NUM_ENTRIES = 100  # over so many entries the speed of the queue is measured
-ROUNDING = 1e-9  # of a burst: who comes back after exactly retry_after_s must not fail on a rounding error
+# Who comes back after exactly retry_after_s must not fail on a rounding error:
+ROUNDING = 1e-9  # share of a burst
+CLOCK_S, CLOCK_ROUNDING = 1e-9, 1e-15  # how finely a clock tells the time: seconds, and share of the time told
 
 
 class TokenBucket:
@@ -32,13 +34,17 @@ class TokenBucket:
         return min(self.burst, self._level + (now - self._time) * self.rate_per_s)
 
     def delay(self, amount: float, now: float) -> float | None:
-        """Seconds until `amount` units are in it, 0 if they are; None if they never will be."""
+        """Seconds until `amount` units are in it, 0 if they are; None if they never will be.
+
+        What comes in within the least time that a clock can tell counts as there already.
+        """
         missing = amount - self.level(now)
         if missing <= self.burst * ROUNDING:
             return 0.0
         if amount > self.burst or not self.rate_per_s:
             return None
-        return missing / self.rate_per_s
+        delay = missing / self.rate_per_s
+        return 0.0 if delay <= CLOCK_S + now * CLOCK_ROUNDING else delay
 
     def take(self, amount: float, now: float) -> None:
         """Take out what `delay` says is in it; a negative amount is put back, as far as `level` finds room for it."""
@@ -102,9 +108,14 @@ class Limits:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise InvalidParameter(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.tenants, Mapping):
+            raise InvalidParameter(f"tenants must be a dict of names and TenantLimits, not {self.tenants!r}")
         for tenant, limit in self.tenants.items():
+            if not isinstance(tenant, str):
+                raise InvalidParameter(f"the name of a tenant must be a text, not {tenant!r}")
             if not isinstance(limit, TenantLimit):
                 raise InvalidParameter(f"the limit of tenant {tenant!r} must be a TenantLimit, not {limit!r}")
+        object.__setattr__(self, "tenants", dict(self.tenants))
 
 
 class Door:
@@ -118,7 +129,8 @@ class Door:
         self.limits = limits
         self._buckets: dict[str, tuple[TokenBucket | None, TokenBucket | None]] = {}
         self._sweep_at = 1000
-        self._charged: set[Request] = set()  # let in, not ended
+        self._charged: set[Request] = set()  # let in, not ended: these wait or run
+        self._charged_tokens = 0  # theirs
         self._num_entered = self._tokens_entered = 0
         self._entries: deque[tuple[float, int, int]] = deque(maxlen=NUM_ENTRIES)  # time; requests, tokens gone by then
 
@@ -143,14 +155,11 @@ class Door:
                 hint="lower max_tokens, shorten the prompt or raise burst_tokens",
             )
 
-    def enter(self, request: Request, waiting: Collection[Request], now: float) -> None:
-        """Charge a request that is about to join `waiting`. Raises QueueFull or RateLimited; then nothing changes."""
-        limits = self.limits
-        waiting_tokens = 0
-        if limits.max_waiting_tokens is not None:
-            waiting_tokens = sum(r.max_total_tokens for r in waiting)
-        gone = self._num_entered - len(waiting), self._tokens_entered - waiting_tokens
-        self._check_queue(request, (len(waiting), waiting_tokens), gone, now)
+    def enter(self, request: Request, running: Collection[Request], now: float) -> None:
+        """Charge a request that is about to wait; `running` do not. Raises QueueFull or RateLimited: nothing changes."""
+        waiting = self.waiting(running)
+        gone = self._num_entered - waiting[0], self._tokens_entered - waiting[1]
+        self._check_queue(request, waiting, gone, now)
         tokens, requests = self._tenant_buckets(request.tenant, now)
         self._check_rate(request, tokens, requests, now)
         if tokens:
@@ -158,15 +167,25 @@ class Door:
         if requests:
             requests.take(1, now)
         self._charged.add(request)
+        self._charged_tokens += request.max_total_tokens
         self._num_entered += 1
         self._tokens_entered += request.max_total_tokens
         self._entries.append((now, *gone))
+
+    def waiting(self, running: Collection[Request]) -> tuple[int, int]:
+        """How many wait, and prompt + max_tokens of them all: who was let in, less who runs.
+
+        The queue may be long, and is asked at each arrival; those that run are few.
+        """
+        served = [r.max_total_tokens for r in running if r in self._charged]  # a static batch keeps who has ended
+        return len(self._charged) - len(served), self._charged_tokens - sum(served)
 
     def leave(self, request: Request, now: float) -> None:
         """It has ended, or was not let in after all; one that never entered is no error."""
         if request not in self._charged:
             return
         self._charged.remove(request)
+        self._charged_tokens -= request.max_total_tokens
         tokens, _ = self._tenant_buckets(request.tenant, now)
         if tokens:
             used = 0 if request.first_scheduled_time is None else request.num_tokens
@@ -176,6 +195,7 @@ class Door:
         """Everybody has left."""
         for request in list(self._charged):
             self.leave(request, now)
+        self._charged_tokens = 0  # an interrupt may have torn it
 
     def _check_queue(self, request: Request, waiting: tuple[int, int], gone: tuple[int, int], now: float) -> None:
         bounds = self.limits.max_waiting_requests, self.limits.max_waiting_tokens

@@ -10,6 +10,7 @@ from .errors import InvalidParameter
 from .numeric import is_number
 
 LARGEST = 2**31 - 1
+PRIORITIES = range(-(10**9), 10**9 + 1)
 PRIORITY_CLASSES = ("paid", "interactive", "batch", "background")  # names of the priorities 0 to 3; 0 is served first
 
 
@@ -130,6 +131,13 @@ class Request:
             raise InvalidParameter(
                 f"arrival_time must be a number of at least 0, not {self.arrival_time!r} (request {self.request_id!r})"
             )
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            raise InvalidParameter(
+                f"priority must be a whole number from {PRIORITIES[0]:,} to {PRIORITIES[-1]:,}, "
+                f"not {self.priority!r} (request {self.request_id!r})"
+            )
+        if not isinstance(self.tenant, str):
+            raise InvalidParameter(f"tenant must be a text, not {self.tenant!r} (request {self.request_id!r})")
 
     @property
     def num_output_tokens(self) -> int:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import warnings
+from types import MappingProxyType
 
 import pytest
 from fakes import fake_engine, solo_answer
-from hypothesis import given
+from faulty import ENGINES as FAULTY_ENGINES
+from faulty import PAGED, faulty_engine, requests
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine
-from minibatcher.errors import InvalidParameter, QueueFull, RateLimited, RequestRefused
+from minibatcher.errors import InvalidParameter, OutOfMemory, QueueFull, RateLimited, RequestRefused
 from minibatcher.hardware import device, model_spec
 from minibatcher.limits import Door, Limits, TenantLimit, TokenBucket
 from minibatcher.request import Request, SamplingParams
 from minibatcher.runners.roofline import CostModel
+from minibatcher.scheduling.ordering import PriorityClasses
 from minibatcher.simulate import simulated_engine
 
 ENGINES = [("static", Engine), ("continuous", Engine), ("chunked", Engine), ("chunked", AheadEngine)]
@@ -56,12 +61,53 @@ def test_no_more_than_burst_and_rate_ever_leaves_and_the_delay_is_exact(rate, bu
             assert amount > burst
             continue
         if delay:
-            assert bucket.delay(amount, now + 0.99 * delay) > 0
+            assert delay < 1e-6 or bucket.delay(amount, now + 0.99 * delay) > 0
             now += delay
             assert bucket.delay(amount, now) == 0  # after exactly so long it is let in
         bucket.take(amount, now)
         taken += amount
         assert taken <= (burst + rate * now) * (1 + 1e-6)
+
+
+@given(
+    rate=st.floats(1e-6, 1e12),
+    burst=st.floats(1, 1e9),
+    start=st.floats(0, 1e9),
+    gaps=st.lists(st.floats(0, 100), min_size=1, max_size=9),
+    shares=st.lists(st.floats(1e-9, 1), min_size=9, max_size=9),
+)
+@example(rate=1e6, burst=64.0, start=1e6, gaps=[0.0] * 9, shares=[1.0] * 9)
+@example(rate=1e6, burst=64.0, start=3e8, gaps=[1e-6] * 9, shares=[0.7] * 9)
+def test_who_comes_back_when_told_is_let_in_at_any_rate_and_time(rate, burst, start, gaps, shares):
+    """However late it is and however fast tokens flow: seconds are rounded, and the clock may be a nanosecond off."""
+    bucket, now, taken = TokenBucket(rate, burst), start, 0.0
+    bucket.take(burst, start)  # what has flowed in from here on counts
+    for gap, share in zip(gaps, shares):
+        now, amount = now + gap, share * burst
+        delay = bucket.delay(amount, now)
+        if delay:
+            assert bucket.delay(amount, now + delay) == 0 and bucket.delay(amount, now + delay - 1e-9) == 0
+            assert delay < 1e-3 or bucket.delay(amount, now + 0.99 * delay) > 0
+            now += delay
+        bucket.take(amount, now)
+        taken += amount
+        slack = burst * 1e-8 + rate * (2e-9 + now * 1e-14)
+        assert taken <= rate * (now - start) + slack  # the errors do not add up
+
+
+@pytest.mark.parametrize("rate, burst", [(1e6, 60), (3e8, 8), (3e5, 50)])
+def test_retry_after_holds_on_a_clock_that_has_run_for_long(rate, burst):
+    engine, refused = fake_engine("chunked", limits=tenants(tokens_per_s=rate, burst_tokens=burst)), 0
+    engine.clock.sleep_until(1e7 + 0.1)
+    for i in range(50):
+        one = request(f"r{i}", 1, burst - 2)
+        try:
+            engine.submit(one)
+        except RateLimited as refusal:
+            refused += 1
+            engine.clock.sleep_until(engine.clock.now() + refusal.retry_after_s)
+            engine.submit(one)
+    assert refused > 30
 
 
 @pytest.mark.parametrize("name, engine_class", ENGINES)
@@ -97,6 +143,58 @@ def test_waiting_tokens_are_prompts_and_max_tokens():
     engine.submit(request("r3", 1, 3))  # fits to the token
     with pytest.raises(QueueFull, match="request 'big' alone is larger than the queue: need 21 tokens, have 20"):
         engine.submit(request("big", 10, 11))
+
+
+@pytest.mark.parametrize("name, engine_class", FAULTY_ENGINES)
+@given(data=st.data())
+def test_the_door_knows_how_much_waits(name, engine_class, data):
+    """It keeps sums instead of asking the queue, which may be long: also while some are preempted, fail or end."""
+    knobs = {"max_num_seqs": data.draw(st.integers(1, 4))}
+    if (name, engine_class) in PAGED:
+        knobs |= {
+            "num_blocks": data.draw(st.integers(9, 20)),
+            "preemption": data.draw(st.sampled_from(["recompute", "swap"])),
+            "admission": data.draw(st.sampled_from(["worst-case", "optimistic", "preempt"])),
+            "ordering": data.draw(st.sampled_from(["fcfs", "shortest-prompt", "priority", "fair-share"])),
+        }
+    errors = st.sampled_from([ValueError("bad"), OutOfMemory("20 GiB")])
+    faults = data.draw(st.dictionaries(st.integers(1, 30), st.tuples(st.just("after"), errors), max_size=3))
+    limits = Limits(max_waiting_requests=10**6, max_waiting_tokens=10**6)
+    engine = faulty_engine(name, engine_class, faults, keep_going=True, limits=limits, **knobs)
+    scheduler, todo = engine.scheduler, requests(8)
+
+    def check(output=None):
+        waits = list(scheduler.waiting)
+        assert engine._door.waiting(scheduler.running) == (len(waits), sum(r.max_total_tokens for r in waits))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for request in todo[:5]:
+            engine.submit(request, check)
+        for step in range(60):
+            check()
+            if step % 4 == 0 and step < 12:
+                if scheduler.kv.blocks_for(todo[5 + step // 4].max_total_tokens) <= scheduler.kv.num_blocks:
+                    engine.submit(todo[5 + step // 4], check)
+            if step == 5:
+                engine.abort(f"r{data.draw(st.integers(0, 4))}")
+            engine.step()
+        engine.abort_all()
+    check()
+    assert not any("on_output" in (request.error or "") for request in todo)
+    assert engine._door._charged_tokens == 0 and not engine._door._charged
+
+
+def test_the_queue_is_not_gone_through_at_each_arrival(monkeypatch):
+    """It may be long: with a thousand times as many requests that would take a million times as long."""
+    asked = []
+    monkeypatch.setattr(PriorityClasses, "__iter__", lambda self: asked.append(self) or iter(()))
+    limits = Limits(max_waiting_tokens=10**6, max_waiting_requests=10**6)
+    engine = fake_engine("continuous", ordering="priority", max_num_seqs=2, limits=limits)
+    for i in range(30):
+        engine.submit(request(f"r{i}"))
+        engine.step()
+    assert len(engine.scheduler.waiting) > 15 and not asked
 
 
 def test_the_queue_says_how_fast_it_has_moved():
@@ -292,6 +390,9 @@ def test_tenants_that_were_here_once_are_forgotten():
         (lambda: Limits(max_waiting_requests=0), "max_waiting_requests must be a whole number of at least 1, not 0"),
         (lambda: Limits(max_waiting_tokens=1.5), "max_waiting_tokens must be a whole number"),
         (lambda: Limits(tenants={"a": 5}), "the limit of tenant 'a' must be a TenantLimit, not 5"),
+        (lambda: Limits(tenants=None), "tenants must be a dict of names and TenantLimits, not None"),
+        (lambda: Limits(tenants=[("a", TenantLimit())]), "tenants must be a dict"),
+        (lambda: Limits(tenants={3: TenantLimit()}), "the name of a tenant must be a text, not 3"),
         (lambda: TenantLimit(tokens_per_s=-1), "tokens_per_s must be a number of at least 0, not -1"),
         (lambda: TenantLimit(burst_tokens=5), "burst_tokens 5 says nothing without tokens_per_s"),
         (lambda: TenantLimit(requests_per_s=1, burst_requests=0.5), "burst_requests must be a number of at least 1"),
@@ -300,6 +401,14 @@ def test_tenants_that_were_here_once_are_forgotten():
 def test_limits_are_checked(make, message):
     with pytest.raises(InvalidParameter, match=message):
         make()
+
+
+def test_limits_can_not_be_changed_afterwards_and_any_mapping_will_do():
+    names = {"a": TenantLimit(requests_per_s=1)}
+    limits = Limits(tenants=MappingProxyType(names))
+    names["a"] = 5
+    assert limits.tenants == {"a": TenantLimit(requests_per_s=1)}
+    assert json.dumps(fake_engine("chunked", limits=limits).timeline.header)
 
 
 def test_a_burst_is_a_minute_unless_told():

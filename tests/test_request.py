@@ -48,6 +48,23 @@ def test_bad_arrival_times_and_empty_prompts_are_refused(arrival):
         Request("r", [])
 
 
+@pytest.mark.parametrize("priority", ["high", None, True, 1.0, 10**9 + 1, -(10**30), float("nan")])
+def test_a_priority_is_a_whole_number_and_of_a_size(priority):
+    with pytest.raises(InvalidParameter, match="priority must be a whole number from -1,000,000,000 to 1,000,000,000"):
+        Request("r", [1], priority=priority)
+
+
+def test_largest_priorities_and_odd_names_of_tenants_are_fine():
+    for priority in (10**9, -(10**9), 0):
+        assert Request("r", [1], priority=priority, tenant="").priority == priority
+
+
+@pytest.mark.parametrize("tenant", [None, 3, ["a"], b"a"])
+def test_a_tenant_is_a_text(tenant):
+    with pytest.raises(InvalidParameter, match=r"tenant must be a text, not .* \(request 'r'\)"):
+        Request("r", [1], tenant=tenant)
+
+
 def ends(tokens: list[int], eos=(7,), **params) -> tuple[FinishReason | None, int]:
     """(finish reason, tokens taken) when the model says `tokens`."""
     request = Request("r", [1, 2], SamplingParams(**params))

@@ -63,6 +63,16 @@ def test_bad_length(tokens):
         WorkloadRequest("a", 0.0, 1, tokens)
 
 
+@pytest.mark.parametrize("priority", ["high", None, True, 1.0, 10**9 + 1, -(10**30)])
+def test_bad_priority_and_tenant(priority):
+    with pytest.raises(
+        WorkloadError, match=r"priority must be a whole number \(int\), -1,000,000,000 to 1,000,000,000"
+    ):
+        WorkloadRequest("a", 0.0, 1, 1, priority=priority)
+    with pytest.raises(WorkloadError, match="tenant must be a text, not None"):
+        WorkloadRequest("a", 0.0, 1, 1, tenant=None)
+
+
 def test_workload_sorts_and_refuses_nothing_and_twins():
     a, b, c = (WorkloadRequest(name, t, 1, 1) for name, t in (("a", 2.0), ("b", 1.0), ("c", 1.0)))
     assert Workload("w", (a, b, c), "").requests == (b, c, a)

@@ -173,6 +173,14 @@ BROKEN = {
     ),
     "empty text": ('{"prompt": ""}', r"line 1: prompt must be a non-empty text"),
     "misspelt key": ('{"prompt": "a", "arival_time": 1}', r"line 1: unknown key 'arival_time'; known: arrival_time"),
+    "priority that is no number": (
+        '{"prompt": "a", "priority": "high"}',
+        "line 1: priority must be a whole number, not",
+    ),
+    "priority out of range": (
+        '{"prompt": "a", "priority": 1e30}',
+        r"line 1: priority must be .* to 1,000,000,000, not 1",
+    ),
     "tenant that is no text": ('{"prompt": "a", "tenant": 3}', r"line 1: tenant must be a text, not 3"),
     "same id twice": ('{"prompt": "a", "request_id": 1}\n{"prompt": "b", "request_id": "1"}', r"'1' occurs twice"),
     "missing key": (MOONCAKE.replace('"input_length": 6472, ', ""), r"line 2: input_length \(tokens\) is missing"),

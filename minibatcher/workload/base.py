@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WorkloadError
+from ..request import PRIORITIES
 from .arrivals import LONGEST_S, arrival_times, check_count, check_rate
 
 MAX_TOKENS = 2**31 - 1
@@ -21,7 +22,7 @@ TOKENS_PER_HASH = 512  # in the Mooncake traces
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One request of a workload. Raises `WorkloadError` for a length or an arrival time that no request can have."""
+    """One request of a workload. Raises `WorkloadError` for what no request can have."""
 
     request_id: str
     arrival_time: float  # seconds from the start of the workload
@@ -44,6 +45,11 @@ class WorkloadRequest:
             if type(tokens) is not int or not 1 <= tokens <= MAX_TOKENS:
                 value = reprlib.repr(tokens)
                 raise WorkloadError(f"{name} must be a whole number (int), 1 to {MAX_TOKENS:,}, not {value}.")
+        if type(self.priority) is not int or self.priority not in PRIORITIES:
+            value, low, high = reprlib.repr(self.priority), PRIORITIES[0], PRIORITIES[-1]
+            raise WorkloadError(f"priority must be a whole number (int), {low:,} to {high:,}, not {value}.")
+        if not isinstance(self.tenant, str):
+            raise WorkloadError(f"tenant must be a text, not {reprlib.repr(self.tenant)}.")
         if self.prompt is None and self.prompt_tokens is None:
             raise WorkloadError("A request needs prompt_tokens (a number) or prompt (text); this one has neither.")
 

@@ -198,16 +198,13 @@ def _own(index: int, record: dict[str, Any], count_tokens: CountTokens | None) -
     elif prompt is not None and count_tokens:
         prompt_tokens = count_tokens(prompt)
     output_tokens = record.get("output_tokens")
-    tenant = record.get("tenant", "default")
-    if not isinstance(tenant, str):
-        raise WorkloadError(f"tenant must be a text, not {reprlib.repr(tenant)}.")
     return WorkloadRequest(
         str(record.get("request_id", f"r{index}")),
         _number(record.get("arrival_time", 0.0), "arrival_time"),
         prompt_tokens,
         None if output_tokens is None else _whole(output_tokens, "output_tokens"),
         prompt,
-        tenant,
+        record.get("tenant", "default"),
         _whole(record.get("priority", 0), "priority"),
         _hashes(record.get("prefix_hashes", []), "prefix_hashes"),
         _whole(record.get("tokens_per_hash", TOKENS_PER_HASH), "tokens_per_hash"),
