@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from .errors import InvalidParameter
+
 Variants = Mapping[str, Mapping[str, Any]]  # label → what this run sets beside the common options; `strategy` is a must
 
 SWITCHES = {"enable_prefix_caching": ("no prefix cache", "prefix cache")}  # what a column is called: off, on
@@ -15,12 +17,20 @@ def make_variants(strategies: Sequence[str], choices: Mapping[str, Sequence[Any]
     """One variant for each combination of a strategy and a value of each choice, named by what varies.
 
     choices: option → values, as {"admission": ["worst-case", "preempt"]}. Repeated values count once.
+    Raises InvalidParameter for a name in place of a list of names, and where two variants would be called the same.
     """
     values = {"strategy": strategies} | dict(choices or {})
-    values = {option: list(dict.fromkeys(given)) for option, given in values.items()}
+    for option, given in values.items():
+        if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+            raise InvalidParameter(f"{option} needs a list of values, as [{given!r}], not {given!r}")
+        values[option] = [value for i, value in enumerate(given) if value not in given[:i]]
     telling = [option for option, given in values.items() if len(given) > 1] or ["strategy"]
     combinations = [dict(zip(values, combination)) for combination in product(*values.values())]
-    return {" ".join(_called(option, made[option]) for option in telling): made for made in combinations}
+    names = [" ".join(_called(option, made[option]) for option in telling) for made in combinations]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise InvalidParameter(f"two variants would be called {name!r}; give values that read differently")
+    return dict(zip(names, combinations))
 
 
 def varied(variants: Variants) -> list[str]:
@@ -30,4 +40,4 @@ def varied(variants: Variants) -> list[str]:
 
 
 def _called(option: str, value: Any) -> str:
-    return SWITCHES[option][value] if option in SWITCHES else str(value)
+    return SWITCHES[option][bool(value)] if option in SWITCHES else str(value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import re
 
 import pytest
 
 from minibatcher.cli import main
 from minibatcher.cli.options import choices, engine_options
 from minibatcher.cli.pressure import shorten_memory
+from minibatcher.errors import InvalidParameter
 from minibatcher.hardware import device, model_spec
 from minibatcher.limits import Limits, TenantLimit
 from minibatcher.metrics import DEFINITIONS, summarize
@@ -18,7 +21,9 @@ from minibatcher.runners.roofline import CostModel
 from minibatcher.simulate import run_simulation
 from minibatcher.timeline import RequestRecord, Timeline
 from minibatcher.variants import make_variants, varied
-from minibatcher.workload import Workload, WorkloadRequest, load_workload
+from minibatcher.workload import Workload, WorkloadRequest, load_workload, profiles
+from minibatcher.workload.generators import GENERATORS
+from minibatcher.workload.mixes import MIXES
 
 COST = CostModel(device("l4"), model_spec("llama-3.1-8b"))
 SIMULATE = ["simulate", "--hardware", "l4", "--quiet"]
@@ -42,13 +47,36 @@ def test_columns_are_named_by_what_varies():
     assert many["chunked prefix cache"] == {"strategy": "chunked", "enable_prefix_caching": True}
 
 
+def test_variants_of_any_values():
+    lists = make_variants(["chunked"], {"steps": [[1], [2], [1]], "ordering": ["fcfs"]})
+    assert lists == {
+        "[1]": {"strategy": "chunked", "steps": [1], "ordering": "fcfs"},
+        "[2]": {"strategy": "chunked", "steps": [2], "ordering": "fcfs"},
+    }
+    assert varied(lists) == ["steps"]
+    with pytest.raises(InvalidParameter, match=r"ordering needs a list of values, as \['fcfs'\], not 'fcfs'"):
+        make_variants(["chunked"], {"ordering": "fcfs"})
+    with pytest.raises(InvalidParameter, match=r"not \[\]"):
+        make_variants([])
+    with pytest.raises(InvalidParameter, match="two variants would be called '1'"):
+        make_variants(["chunked"], {"seed": [1, "1"]})
+
+
 def rows(*lengths: tuple[int, int | None]) -> Workload:
     return Workload("mine", tuple(WorkloadRequest(f"r{i}", 0.0, p, o) for i, (p, o) in enumerate(lengths)), "by hand")
 
 
 def shortened(workload: Workload, options: dict, **given) -> tuple[int | None, str]:
     args = argparse.Namespace(
-        **({"admission": ("worst-case", "preempt"), "declared_max_tokens": None, "max_model_len": None} | given)
+        **(
+            {
+                "admission": ("worst-case", "preempt"),
+                "preemption": None,
+                "declared_max_tokens": None,
+                "max_model_len": None,
+            }
+            | given
+        )
     )
     names = given.get("strategies", ["chunked"])
     return shorten_memory(args, workload, options, strategies=names, max_num_seqs=4, max_model_len=100, max_tokens=9)
@@ -61,6 +89,12 @@ def test_memory_is_short_where_admission_policies_are_compared():
     assert declared == 40 and options == {"kv_cache_tokens": 96}  # 0.4 * 4 * 60 = 96: more than 50 + 40
     assert "declare max_tokens 40, as far as their context goes, and use 23 on average" in sentence
     assert "KV pool of 96 tokens: 40 % of what 4 requests hold at their end" in sentence
+    options = {}
+    several = {"admission": None, "preemption": ("recompute", "swap")}  # who is preempted is told apart the same way
+    assert shortened(workload, options, **several) == (declared, sentence) and options == {"kv_cache_tokens": 96}
+    for single in ({"admission": ("preempt",)}, {"admission": None, "preemption": ("swap",)}):
+        options = {}
+        assert shortened(workload, options, **single) == (None, "") and options == {}
     options = {"block_size": 7}
     declared, sentence = shortened(workload, options, declared_max_tokens=70)  # the context leaves 50 and 80
     assert declared == 70 and options["kv_cache_tokens"] == 105  # 100 in whole blocks
@@ -168,6 +202,53 @@ def test_orders_of_service_and_latency_of_classes(capsys):
     assert f"paid (n = {fcfs['classes']['paid']['n']})" in text and "TPOT by class" in text
     assert "by tenant" not in text  # each class is one tenant's
     assert "did the same work" not in text
+
+
+def test_orders_that_make_no_difference_say_why(capsys):
+    args = [
+        *SIMULATE,
+        "--strategies",
+        "chunked",
+        "--workload",
+        "uniform",
+        "--num-requests",
+        "40",
+        "--max-num-seqs",
+        "4",
+    ]
+    assert main([*args, "--ordering", "fcfs,priority", "--request-rate", "inf"]) == 0
+    assert "fcfs and priority served in the same order: all requests are of one class." in capsys.readouterr().out
+    assert main([*args, "--admission", "worst-case,preempt", "--request-rate", "0.001", "--num-requests", "8"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "worst-case and preempt did the same work here: nobody waited (raise --request-rate; inf lets" in printed
+    assert main([*args, "--preemption", "recompute,swap", "--kv-cache-tokens", "50000"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "recompute and swap did the same work here: nobody was preempted (lower --kv-cache-tokens)." in printed
+    assert main([*args, "--preemption", "recompute,swap"]) == 0  # the pool is short where nobody says how long it is
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the same work" not in printed and "at their peak" in printed and "(--kv-cache-tokens)." in printed
+
+
+def test_a_cache_that_found_nothing_says_so(capsys):
+    args = [*SIMULATE, "--strategies", "static", "chunked", "--enable-prefix-caching", "off,on", "--num-requests", "20"]
+    assert main([*args, "--workload", "uniform"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "prompt tokens found in it – – – 0 %" in printed and "in a cache without end" not in printed
+    assert "No two prompts begin alike, so there is nothing to find in the prefix cache." in printed
+    assert "static keeps KV in slots: no blocks to share, hence no prefix cache." in printed
+    assert "Not the same in all runs: enable_prefix_caching" not in printed
+    assert main([*args, "--workload", "shared-prefix"]) == 0
+    assert "No two prompts" not in capsys.readouterr().out
+
+
+def test_a_queue_too_short_for_a_burst_is_explained(capsys):
+    args = [*SIMULATE, "--strategies", "chunked", "--workload", "uniform", "--num-requests", "30"]
+    assert main([*args, "--max-waiting-requests", "20", "--request-rate", "inf"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "refused: queue full 10" in printed
+        and "A full queue turned requests away although slots were free (10)" in printed
+    )
 
 
 def test_what_swapping_saves_and_what_it_copies(capsys):
@@ -354,8 +435,30 @@ BAD = [
     (["--tenant-limit", "a"], "'a' must be NAME=TOKENS_PER_S"),
     (["--tenant-limit", "=5"], "'=5' must be NAME=TOKENS_PER_S"),
     (["--tenant-limit", "a=x"], "'x' is not a number"),
-    (["--tenant-limit", "a=-1"], "tokens_per_s must be a number of at least 0"),
-    (["--tenant-limit", "a=5:0"], "burst_tokens must be a number of at least 1"),
+    (["--tenant-limit", "a=-1"], "TOKENS_PER_S of 'a=-1' must be at least 0"),
+    (["--tenant-limit", "a=5:0"], "BURST of 'a=5:0' must be at least 1 token"),
+    (
+        ["--workload", "tenants", "--tenant-limit", "mine=5"],
+        "no request is of tenant 'mine'; tenants of this workload: tenant-0, tenant-1",
+    ),
+    (["--workload", "tenants:num_tenants=40", "--num-requests", "400", "--tenant-limit", "x=5"], ", …"),
+    (
+        ["--workload", "classes:payed_share=1"],
+        "Unknown option 'payed_share=1' of workload 'classes'; known: paid_share, interactive_share, batch_share, cv,",
+    ),
+    (
+        ["--workload", "tenants:prompt_mean=300,cv=0.001", "--tenant-limit", "tenant-1=3:350"],
+        "asks for 364 tokens (prompt + max_tokens) at once, and the bucket of tenant 'tenant-1' holds 350; raise its "
+        "BURST: --tenant-limit tenant-1=3:364",
+    ),
+    (
+        ["--workload", "uniform", "--declared-max-tokens", "300", "--tenant-limit", "*=3:350"],
+        "BURST: --tenant-limit def",
+    ),
+    (
+        ["--workload", "tenants:prompt_mean=300,cv=0.001", "--max-waiting-tokens", "363"],
+        "asks for 364 tokens (prompt + max_tokens), which alone is more than --max-waiting-tokens 363; raise it",
+    ),
     (["--declared-max-tokens", "0"], "whole number of at least 1"),
     (["--slo", "vip:ttft=3"], "'vip:ttft=3' must be CLASS:ttft=MS,tpot=MS with a class of paid, interactive"),
     (["--slo", "paid"], "must be CLASS:ttft=MS"),
@@ -376,6 +479,31 @@ def test_bad_input_gets_a_sentence_and_exit_code_2(args, message, capsys):
     assert code == 2 and message in error and error.count("\n") == 1 and error.startswith("minibatcher simulate: ")
 
 
+def test_help_lists_each_workload_as_it_can_be_given(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    text = capsys.readouterr().out
+    assert "(default: the workload's own; inf for one without)" in " ".join(text.split())
+    whole = "".join(line.strip() if "=" in line else line for line in text.splitlines())
+    for name in ("uniform", "lognormal", "longtail", "bimodal", "classes", "tenants", "shared-prefix"):
+        spec = re.search(rf"{name}:[a-z_]+=[\w.,=]+(?=  )", whole).group()
+        assert load_workload(spec, num_requests=5).requests == load_workload(name, num_requests=5).requests, spec
+        parameters = dict(pair.split("=") for pair in spec.partition(":")[2].split(","))
+        draw = (GENERATORS | MIXES)[name]
+        own = set(inspect.signature(draw).parameters) - {
+            "num_requests",
+            "seed",
+            "request_rate",
+            "arrivals",
+            "arrival_cv",
+        }
+        assert set(parameters) == own
+    for name in profiles():
+        assert name in text
+    for example in ("tenants:flood=10", "shared-prefix:turns=2,arrivals=gamma,arrival_cv=2,request_rate=4"):
+        assert example in text and len(load_workload(example, num_requests=5)) == 5
+
+
 def test_help_and_definitions_teach(capsys):
     for command in ("compare", "simulate"):
         with pytest.raises(SystemExit):
@@ -384,3 +512,4 @@ def test_help_and_definitions_teach(capsys):
         for name in ("admission", "watermark", "ordering", "preemption", "find-capacity", "tenant-limit", "slo CLASS"):
             assert f"--{name}" in text, name
         assert DEFINITIONS["prefix_hit_rate"] in text and "(default: preempt)" in text
+        assert "where nobody waits that long: in a short run try 2" in text

@@ -19,7 +19,7 @@ from .options import (
     load_for,
     positive_int,
 )
-from .pressure import shorten_memory
+from .pressure import check_limits, shorten_memory
 from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
 
 DEFAULT_NUM_REQUESTS = 48
@@ -46,7 +46,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         epilog="What the numbers mean:\n\n" + definitions(100),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "inf", most_requests=100_000)
+    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "what WORKLOAD says, else inf", most_requests=100_000)
     parser.add_argument_group("requests that name no output length").add_argument(
         "--max-tokens", type=positive_int, default=128, help="most tokens, as far as the context goes (default: 128)"
     )
@@ -89,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         max_model_len=args.max_model_len,
         max_tokens=args.max_tokens,
     )
+    check_limits(options.get("limits"), workload, declared, args.max_model_len, args.max_tokens)
     options |= {
         "model": model,
         "params": SamplingParams(max_tokens=args.max_tokens),

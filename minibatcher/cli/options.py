@@ -100,7 +100,12 @@ def tenant_limit(text: str) -> tuple[str, float, float | None]:
     per_s, colon, burst = amounts.partition(":")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=TOKENS_PER_S or NAME=TOKENS_PER_S:BURST")
-    return name, number(per_s), number(burst) if colon else None
+    rate, bucket = number(per_s), number(burst) if colon else None
+    if rate < 0:
+        raise argparse.ArgumentTypeError(f"TOKENS_PER_S of {text!r} must be at least 0")
+    if bucket is not None and bucket < 1:
+        raise argparse.ArgumentTypeError(f"BURST of {text!r} must be at least 1 token")
+    return name, rate, bucket
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -238,7 +243,8 @@ def add_pressure_options(parser: argparse.ArgumentParser, several: bool = True) 
         "--ageing-s",
         type=positive_number,
         help="so that nobody starves: seconds of waiting that lift a request by one class (priority) or make up for "
-        "1,000 tokens of prompt (shortest-prompt) (default: 30)",
+        "1,000 tokens of prompt (shortest-prompt) (default: 30, which changes nothing where nobody waits that long: in "
+        "a short run try 2)",
     )
     if not several:
         return

@@ -1,4 +1,7 @@
-"""What shows how admission policies differ: short memory, and requests that ask for more than they use."""
+"""Short memory, and requests that ask for more than they use: what shows how admission and preemption policies differ.
+
+And limits that no request, or no tenant, could ever meet.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import InvalidParameter
+from ..limits import OTHERS, Limits
 from ..scheduling import strategy
 from ..workload import Workload, WorkloadRequest
 
 POOL_SHARE = 0.4  # of what a full batch takes in the end
+MOST_TENANTS = 10  # in a sentence
 
 
 def shorten_memory(
@@ -24,11 +30,11 @@ def shorten_memory(
 ) -> tuple[int | None, str]:
     """max_tokens that requests declare (None: exactly what they use), and a sentence on it and on the KV pool.
 
-    Where several admission policies are compared and nothing else is asked for, requests declare the workload's longest
-    output, and options["kv_cache_tokens"] becomes 40 % of what `max_num_seqs` requests hold at their end, on average;
-    but no less than the largest request may ask for. max_tokens: of rows that name no output length.
+    Where several admission or preemption policies are compared and nothing else is asked for, requests declare the
+    workload's longest output, and options["kv_cache_tokens"] becomes 40 % of what `max_num_seqs` requests hold at their
+    end, on average; but no less than the largest request may ask for. max_tokens: of rows that name no output length.
     """
-    several = len(args.admission or ()) > 1
+    several = any(len(names or ()) > 1 for names in (args.admission, args.preemption))
     outputs = [row.output_tokens for row in workload if row.output_tokens is not None]
     declared, sentences = args.declared_max_tokens, []
     if declared is None and several and outputs:
@@ -53,6 +59,37 @@ def shorten_memory(
             why = "what the largest request may ask for"
         sentences.append(f"KV pool of {options['kv_cache_tokens']:,} tokens: {why} (--kv-cache-tokens).")
     return declared, " ".join(sentences)
+
+
+def check_limits(
+    limits: Limits | None, workload: Workload, declared: int | None, max_model_len: int, max_tokens: int = 1
+) -> None:
+    """Raise InvalidParameter for a limit of a tenant that no request has, and for one that a request can never meet.
+
+    declared: what shorten_memory returned. max_tokens: of rows that name no output length.
+    """
+    if limits is None:
+        return
+    tenants = sorted({row.tenant for row in workload})
+    for name in limits.tenants:
+        if name not in (OTHERS, *tenants):
+            known = ", ".join(tenants[:MOST_TENANTS]) + (", …" if len(tenants) > MOST_TENANTS else "")
+            raise InvalidParameter(
+                f"--tenant-limit: no request is of tenant {name!r}; tenants of this workload: {known}"
+            )
+    for row in workload:
+        need = row.prompt_tokens + _asked(row, declared, max_tokens, max_model_len)
+        asks = f"request {row.request_id!r} asks for {need:,} tokens (prompt + max_tokens)"
+        if limits.max_waiting_tokens is not None and need > limits.max_waiting_tokens:
+            raise InvalidParameter(
+                f"{asks}, which alone is more than --max-waiting-tokens {limits.max_waiting_tokens:,}; raise it"
+            )
+        limit = limits.tenants.get(row.tenant, limits.tenants.get(OTHERS))
+        if limit is not None and need > limit.burst_tokens:
+            raise InvalidParameter(
+                f"{asks} at once, and the bucket of tenant {row.tenant!r} holds {limit.burst_tokens:,.0f}; raise its "
+                f"BURST: --tenant-limit {row.tenant}={limit.tokens_per_s:g}:{need}"
+            )
 
 
 def _asked(row: WorkloadRequest, declared: int | None, max_tokens: int, max_model_len: int) -> int:

@@ -27,6 +27,7 @@ from .options import (
     write_json,
     writing,
 )
+from .workloads import workload_help
 
 DEFAULT_WORKLOAD = "azure-conv"
 MAX_COLUMNS = 2000  # of a page's picture: with hundreds of slots it stays small enough to be mailed
@@ -35,12 +36,13 @@ MAX_COLUMNS = 2000  # of a page's picture: with hundreds of slots it stays small
 def add_workload_options(
     parser: argparse.ArgumentParser, default_num_requests: int, default_rate: str, most_requests: int = 10_000_000
 ) -> None:
-    what = parser.add_argument_group("workload")
+    """default_rate: in words, for the help."""
+    what = parser.add_argument_group("workload", workload_help())
     what.add_argument(
         "--workload",
         default=DEFAULT_WORKLOAD,
-        help=f"a name ({', '.join(workload_names())}) or a file: Azure CSV, Mooncake JSONL, ShareGPT JSON, or JSONL "
-        f"with prompt_tokens/prompt, output_tokens, arrival_time (default: {DEFAULT_WORKLOAD})",
+        help="a name, with parameters if need be (see above), or a file: Azure CSV, Mooncake JSONL, ShareGPT JSON, or "
+        f"JSONL with prompt_tokens/prompt, output_tokens, arrival_time (default: {DEFAULT_WORKLOAD})",
     )
     what.add_argument(
         "--num-requests",
@@ -50,15 +52,15 @@ def add_workload_options(
     what.add_argument(
         "--request-rate",
         type=rate,
-        help=f"requests per second, or inf for all at once (default: what WORKLOAD says, else {default_rate})",
+        help=f"requests per second, or inf for all at once (default: {default_rate})",
     )
     what.add_argument(
         "--declared-max-tokens",
         type=positive_int,
         metavar="N",
         help="requests ask for so many output tokens (as far as the context goes) and end sooner, as in practice, "
-        "where nobody knows how long an answer will be (default: exactly what they use; with several --admission the "
-        "longest output)",
+        "where nobody knows how long an answer will be (default: exactly what they use; with several --admission or "
+        "--preemption the longest output)",
     )
     what.add_argument("--seed", type=seed, default=0, help="everything random starts from it (default: 0)")
     what.add_argument(

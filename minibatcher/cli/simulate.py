@@ -11,7 +11,7 @@ from ..report import definitions
 from ..variants import make_variants
 from .capacity import add_capacity_options, check_capacity, give_capacities
 from .options import add_engine_options, check_file, choices, engine_options, number, whole_number, write_json
-from .pressure import shorten_memory
+from .pressure import check_limits, shorten_memory
 from .runs import add_result_options, add_workload_options, check_results, give_results, objectives_of, read_workload
 
 DEFAULT_NUM_REQUESTS = 1_000
@@ -57,7 +57,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     fit.add_argument(
         "--efficiency", metavar="FILE", help="simulate what --save kept: its figures, and its hardware and model"
     )
-    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "the workload's own")
+    add_workload_options(parser, DEFAULT_NUM_REQUESTS, "the workload's own; inf for one without")
     add_engine_options(
         parser, max_num_seqs=256, max_num_batched_tokens=2048, kv_cache="what memory leaves beside the weights"
     )
@@ -95,8 +95,9 @@ def run(args: argparse.Namespace) -> int:
         **calibration,
     )
     cost.check_fits()
+    max_model_len = args.max_model_len or cost.model.max_position_embeddings
     workload = read_workload(args, DEFAULT_NUM_REQUESTS, None)
-    workload = workload.fit_to_context(args.max_model_len or cost.model.max_position_embeddings)
+    workload = workload.fit_to_context(max_model_len)
     keep = len(workload) <= KEEP_UP_TO
     if not keep and (args.timeline or args.plot or args.html or any(objectives_of(args)) or args.price_per_hour):
         raise InvalidParameter(
@@ -109,8 +110,9 @@ def run(args: argparse.Namespace) -> int:
         options,
         strategies=names,
         max_num_seqs=args.max_num_seqs or DEFAULT_KNOBS["max_num_seqs"],
-        max_model_len=args.max_model_len or cost.model.max_position_embeddings,
+        max_model_len=max_model_len,
     )
+    check_limits(options.get("limits"), workload, declared, max_model_len)
     variants = make_variants(names, choices(args))
     options |= {"seed": args.seed, "declared_max_tokens": declared}
     if args.find_capacity:
