@@ -377,9 +377,9 @@ def test_the_gpu_of_the_model_is_the_current_one_in_a_step(bard, monkeypatch):
     entered = []
     monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or nullcontext())
     monkeypatch.setattr(runner, "_launch", lambda plan: torch.is_inference_mode_enabled())
-    assert runner.launch(None) is True and entered == []
+    assert runner.launch(StepPlan()) is True and entered == []
     runner.device = torch.device("cuda:1")
-    assert runner.launch(None) is True and entered == [runner.device]
+    assert runner.launch(StepPlan()) is True and entered == [runner.device]
 
 
 def test_block_tables_follow_growth_preemption_and_departure():
