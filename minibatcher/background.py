@@ -157,7 +157,7 @@ class BackgroundRun:
                 self.error = self.error or error
 
     def _abort_rest(self) -> None:
-        if self.engine.requests:
+        if self.engine.requests or self.error:  # else there is nothing to clean up
             self.engine.timeline.header["interrupted"] = True
             self.engine.abort_all()
 

@@ -14,7 +14,7 @@ OTHERS = "*"  # in Limits.tenants: each tenant that has no limit of its own
 BURST_S = 60.0  # a burst that is not named is what flows in within this time
 NUM_ENTRIES = 100  # over so many entries the speed of the queue is measured
 # Who comes back after exactly retry_after_s must not fail on a rounding error:
-ROUNDING = 1e-9  # share of a burst
+ROUNDING = 1e-12  # share of a burst
 CLOCK_S, CLOCK_ROUNDING = 1e-9, 1e-15  # how finely a clock tells the time: seconds, and share of the time told
 
 
@@ -156,7 +156,7 @@ class Door:
             )
 
     def enter(self, request: Request, running: Collection[Request], now: float) -> None:
-        """Charge a request that is about to wait; `running` do not. Raises QueueFull or RateLimited: nothing changes."""
+        """Charge a request that is about to wait; `running` don't. Raises QueueFull or RateLimited; nothing changes."""
         waiting = self.waiting(running)
         gone = self._num_entered - waiting[0], self._tokens_entered - waiting[1]
         self._check_queue(request, waiting, gone, now)

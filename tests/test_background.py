@@ -170,7 +170,7 @@ def after_the_last_step(run: BackgroundRun, act) -> None:
 
     def stepping():
         outputs = step()
-        if not run.engine.has_work():
+        if all(request.finished for request in run._requests):
             run.engine.step = step
             hander = threading.Thread(target=act)
             hander.start()
@@ -181,9 +181,12 @@ def after_the_last_step(run: BackgroundRun, act) -> None:
     run.engine.step = stepping
 
 
-def test_a_request_that_is_handed_in_at_the_last_moment_is_served():
-    run = BackgroundRun(slow_engine(), requests(1))
-    extra = Request("extra", [3, 4], SamplingParams(max_tokens=4))
+@pytest.mark.parametrize("burst", [15, 9])
+def test_a_request_that_is_handed_in_at_the_last_moment_is_served(burst):
+    """Also if the last to arrive is refused, and nothing was there to run."""
+    limits = Limits(tenants={"default": TenantLimit(tokens_per_s=0, burst_tokens=burst)})
+    run = BackgroundRun(slow_engine(limits=limits), requests(2, gap=0.05))
+    extra = Request("extra", [3, 4], SamplingParams(max_tokens=4), tenant="other")
     after_the_last_step(run, lambda: run.post(lambda: run.engine.submit(extra)))
     run.start()
     assert run.wait(20) and run.error is None
@@ -223,21 +226,26 @@ def test_callbacks_and_functions_may_use_it_themselves():
     assert run.wait(20) and run.error is None and extra.finish_reason == "length" and len(answers) == 5
 
 
-def test_whatever_a_callback_raises_the_run_ends_and_answers():
-    engine = slow_engine()
+@pytest.mark.parametrize("raises", [2, 99])
+def test_whatever_a_callback_raises_the_run_ends_and_answers(raises):
+    engine, heard = slow_engine(), []
     run = BackgroundRun(engine, requests(3))
 
     def leaving(output):
-        raise SystemExit("gone")
+        heard.append(output)
+        if len(heard) <= raises:
+            raise SystemExit("gone")
 
-    def submit_two():
-        for i in range(2):
+    def submit_some():
+        for i in range(4):
             engine.submit(Request(f"extra{i}", [3, i], SamplingParams(max_tokens=4)), leaving)
 
     run.start()
-    run.call(submit_two)
+    run.call(submit_some)
     assert run.wait(20) and isinstance(run.error, SystemExit) and run.call(lambda: 5) == 5
     assert not engine.requests and not engine.scheduler.has_work()
+    if raises == 2:  # once in a step, and again while all are aborted: the others hear of their end all the same
+        assert sum(output.finish_reason is not None for output in heard) == 4
 
 
 def test_a_function_that_raises_raises_at_its_caller_alone():
