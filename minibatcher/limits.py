@@ -13,8 +13,6 @@ from .request import Request
 OTHERS = "*"  # in Limits.tenants: each tenant that has no limit of its own
 BURST_S = 60.0  # a burst that is not named is what flows in within this time
 NUM_ENTRIES = 100  # over so many entries the speed of the queue is measured
-# Who comes back after exactly retry_after_s must not fail on a rounding error:
-ROUNDING = 1e-12  # share of a burst
 CLOCK_S, CLOCK_ROUNDING = 1e-9, 1e-15  # how finely a clock tells the time: seconds, and share of the time told
 
 
@@ -36,10 +34,11 @@ class TokenBucket:
     def delay(self, amount: float, now: float) -> float | None:
         """Seconds until `amount` units are in it, 0 if they are; None if they never will be.
 
-        What comes in within the least time that a clock can tell counts as there already.
+        What comes in within the least time that a clock can tell counts as there already: who comes back after exactly
+        so long must not fail on a rounding error.
         """
         missing = amount - self.level(now)
-        if missing <= self.burst * ROUNDING:
+        if missing <= 0:
             return 0.0
         if amount > self.burst or not self.rate_per_s:
             return None
