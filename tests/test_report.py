@@ -140,6 +140,10 @@ def test_another_order_is_other_work_though_the_sums_are_the_same():
 def test_memory_that_was_never_short_is_told():
     short = "recompute and swap did the same work here: nobody was preempted (lower --kv-cache-tokens)."
     assert notes(twins("recompute", "swap"), preemption=["recompute", "swap"]) == short
+    preempted = twins("recompute", "swap")
+    for timeline in preempted.values():
+        timeline.steps[3].preempted.append("r0")
+    assert notes(preempted, preemption=["recompute", "swap"]) == "recompute and swap did the same work here."
     assert "nobody was preempted" in notes(twins("a", "b"), admission=["worst-case", "preempt"])
     assert "nobody waited" in notes(twins("a", "b", rate=0.01), admission=["worst-case", "preempt"])
 
