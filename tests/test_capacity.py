@@ -16,7 +16,7 @@ from minibatcher.errors import InvalidParameter
 from minibatcher.hardware import device, model_spec
 from minibatcher.metrics import goodput
 from minibatcher.report_capacity import capacity_comparison, capacity_table
-from minibatcher.runners.roofline import CostModel
+from minibatcher.runners.roofline import TERMS, CostModel
 from minibatcher.simulate import rate_servers
 from minibatcher.timeline import RequestRecord, Timeline
 from minibatcher.variants import make_variants
@@ -409,3 +409,16 @@ def test_the_help_says_how_many_requests_a_run_takes(command, count, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert f"faster or slower: {count} in each run" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_range_too_low_for_a_year_is_told_before_anything_is_served(capsys):
+    talking = [word for word in SIMULATE if word != "--quiet"]
+    assert main([*talking, "--slo-ttft-ms", "300", "--capacity-range", "1e-6:5"]) == 2
+    out, err = capsys.readouterr()
+    assert "s after the start; a year is the most" in err and "within the objectives" not in out + err
+
+
+def test_steps_that_cost_nothing_have_no_highest_rate(capsys):
+    nothing = [word for term in TERMS for word in ("--without", term)]
+    assert main([*SIMULATE, "--slo-ttft-ms", "300", "--strategies", "continuous", *nothing]) == 2
+    assert "all requests were served in no time, so no rate is too high" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from ..capacity import INTERRUPTED, Capacity, find_capacity
 from ..errors import InvalidParameter
 from ..metrics import COMPLETED
 from ..report_capacity import capacity_comparison, capacity_table
+from ..workload import Workload
 from .options import positive_number, write_json
 from .runs import attempt, objectives_of
 
@@ -74,9 +75,16 @@ def check_capacity(args: argparse.Namespace) -> None:
             raise InvalidParameter(f"--{option} is of single runs; leave it out with --find-capacity")
 
 
-def give_capacities(args: argparse.Namespace, servers: Iterable[tuple[str, Serve]], setting: str = "") -> int:
-    """Search for each column, then print the table and write the JSON. Returns the exit code."""
+def give_capacities(
+    args: argparse.Namespace, workload: Workload, servers: Iterable[tuple[str, Serve]], setting: str = ""
+) -> int:
+    """Search for each column, then print the table and write the JSON. Returns the exit code.
+
+    Raises WorkloadError before anything is served if the lowest rate of --capacity-range makes the workload too long.
+    """
     objectives, by_class = objectives_of(args)
+    if args.capacity_range is not None:
+        workload.at_rate(args.capacity_range[0])
     found: dict[str, Capacity] = {}
     interrupted = False
     try:
@@ -151,4 +159,9 @@ def _own_rate(serve: Serve) -> float:
     served = sum(record.finish_reason in COMPLETED for record in timeline.requests.values())
     if not served:
         raise InvalidParameter("none of the requests was served when all came at once; name a --capacity-range")
+    if not timeline.duration:
+        raise InvalidParameter(
+            "all requests were served in no time, so no rate is too high; put the cost terms back (--without) or "
+            "name a --capacity-range"
+        )
     return served / timeline.duration

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         "keep_going": True,
     }
     if args.find_capacity:
-        return give_capacities(args, rate_servers(workload, **options), setting)
+        return give_capacities(args, workload, rate_servers(workload, **options), setting)
     timelines = run_comparison(workload, progress=sys.stderr.isatty() and not args.quiet, **options)
     return give_results(args, timelines, setting=setting)
 

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     variants = make_variants(names, choices(args))
     options |= {"seed": args.seed, "declared_max_tokens": declared}
     if args.find_capacity:
-        return give_capacities(args, rate_servers(workload, cost, variants, **options), setting)
+        return give_capacities(args, workload, rate_servers(workload, cost, variants, **options), setting)
     progress = sys.stderr.isatty() and not args.quiet
     timelines = run_simulation(workload, cost, variants=variants, progress=progress, keep_timeline=keep, **options)
     used = {name: utilisation(timeline, cost) for name, timeline in timelines.items()} if keep else None
