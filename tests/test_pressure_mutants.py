@@ -35,7 +35,7 @@ MUTANTS = {
     ),
     "a slot is never given back": (
         Scheduler,
-        {"_leave": ("heapq.heappush(self._free_slots, request.slot)", "pass")},
+        {"_leave": ("heapq.heappush(self._free_slots, slot)", "pass")},
         {},
     ),
     "an abort leaks blocks in host memory": (

@@ -181,10 +181,10 @@ class Scheduler(ABC):
         return True
 
     def _leave(self, request: Request) -> None:
+        slot, request.slot = request.slot, None
         self.running.remove(request)
         self.kv.free(request.request_id)
-        heapq.heappush(self._free_slots, request.slot)
-        request.slot = None
+        heapq.heappush(self._free_slots, slot)
 
     def _has_room(self, request: Request, num_tokens: int) -> bool:
         """Its last block has room for `num_tokens` more tokens; what most decodes find, so it asks nobody."""
