@@ -155,9 +155,10 @@ def markdown(data: dict[str, Any]) -> str:
 def html(data: dict[str, Any]) -> str:
     """The same table as a piece of HTML."""
     names = list(data["strategies"])
+    caption = "<br>".join(escape(text) for text in (_title(data), data["setting"]) if text)
     out = [
         f"<style>{TABLE_STYLE}</style>",
-        f'<table class="comparison"><caption>{escape(" ".join([_title(data), data["setting"]]).strip())}</caption>',
+        f'<table class="comparison"><caption>{caption}</caption>',
         f"<thead><tr><td></td>{''.join(f'<th scope=col>{escape(name)}</th>' for name in names)}</tr></thead><tbody>",
     ]
     for label, cells in lines_of(data):

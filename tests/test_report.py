@@ -10,7 +10,7 @@ from test_metrics import by_hand
 
 from minibatcher.errors import InvalidParameter
 from minibatcher.metrics import DEFINITIONS, goodput, summarize
-from minibatcher.report import comparison, definitions, markdown, table
+from minibatcher.report import comparison, definitions, html, markdown, table
 from minibatcher.report_rows import LABELS, lines_of, number, percent
 from minibatcher.timeline import DeviceSample, RequestRecord, Timeline
 from minibatcher.utilisation import UTILISATIONS
@@ -200,6 +200,7 @@ def test_what_varies_on_purpose_is_no_warning(timelines):
     assert "Not the same in all runs: watermark: 0.0 (worst-case), 0.25 (preempt)." in text
     assert "KV memory" not in text
     assert "The pool is small." in markdown(comparison(runs, setting="The pool is small."))
+    assert "<br>The pool is small.</caption>" in html(comparison(runs, setting="The pool is small."))
 
 
 def test_missing_request_is_a_difference(timelines):
