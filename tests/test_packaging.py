@@ -21,7 +21,12 @@ except ModuleNotFoundError:
 
 ROOT = Path(__file__).resolve().parents[1]
 CONDA_TO_PYPI = {"pytorch": "torch", "matplotlib-base": "matplotlib"}
-IMPORT_TO_PYPI = {"yaml": "pyyaml", "rattler": "py-rattler", "pynvml": "nvidia-ml-py"}
+IMPORT_TO_PYPI = {
+    "yaml": "pyyaml",
+    "rattler": "py-rattler",
+    "pynvml": "nvidia-ml-py",
+    "markdown_it": "markdown-it-py",
+}
 NOT_FOR_CONDA = {"dev"}  # extras that environment.yml leaves out
 TOP_LEVEL = {
     *("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml", "environment.yml", "constraints.txt"),
