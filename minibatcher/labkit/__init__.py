@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from .checks import CheckFailed, CheckResult, check, hint, judge
 from .figures import show, show_source
+from .guesses import guesses, predict
 from .questions import reveal
 
-__all__ = ["CheckFailed", "CheckResult", "check", "hint", "judge", "reveal", "show", "show_source"]
+__all__ = [
+    "CheckFailed",
+    "CheckResult",
+    "check",
+    "guesses",
+    "hint",
+    "judge",
+    "predict",
+    "reveal",
+    "show",
+    "show_source",
+]
