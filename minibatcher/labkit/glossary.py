@@ -65,11 +65,11 @@ def find_term(name: str) -> Term:
 
     Raises InvalidParameter with the nearest names where there is none.
     """
-    names: dict[str, Term] = {}
-    for spellings in (lambda t: (t.term,), lambda t: t.also, lambda t: t.avoid, lambda t: (t.french,)):
-        for term in load_terms():
-            for spelling in spellings(term):
-                names.setdefault(spelling.casefold(), term)
+    names = {
+        spelling.casefold(): term
+        for term in load_terms()
+        for spelling in (term.term, *term.also, *term.avoid, term.french)
+    }
     wanted = " ".join(str(name).split()).casefold()
     if wanted not in names:
         near = dict.fromkeys(names[match].term for match in difflib.get_close_matches(wanted, names, n=5))
