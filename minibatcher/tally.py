@@ -53,7 +53,7 @@ class Tally:
     def begin(self, clock: str, header: dict[str, Any]) -> None:
         self.clock, self.header = clock, header
         self._latencies = {name: array("d") for name in ("queue", "ttft", "tpot", "e2el")}
-        self._ended: list[Request] = []  # whose tokens' times are not counted yet
+        self._ended: list[tuple[list[float], int, str]] = []  # token times, class, tenant: not counted yet
         self._gaps, self._gap_sum = np.zeros(GAP_BINS, dtype=np.int64), 0.0
         self._launched: tuple[StepPlan, Scheduler, float] | None = None  # and not stepped yet
         self._reasons: Counter[str] = Counter()
@@ -154,7 +154,7 @@ class Tally:
         if len(times) > 1:
             per_token = (times[-1] - times[0]) / (len(times) - 1)
             latencies["tpot"].append(per_token)
-        self._ended.append(request)
+        self._ended.append((times, request.priority, request.tenant))
         if len(self._ended) == 1_000:
             self._count_times()
         for group in groups:
@@ -165,15 +165,15 @@ class Tally:
 
     def _count_times(self) -> None:
         """Of those that have ended: gaps between tokens, and each group's tokens in time."""
-        lengths = [len(request.token_times) for request in self._ended]
-        every = chain.from_iterable(request.token_times for request in self._ended)
-        all_times = np.fromiter(every, dtype=float, count=sum(lengths))
+        ended, priorities, tenants = zip(*self._ended)
+        lengths = [len(times) for times in ended]
+        all_times = np.fromiter(chain.from_iterable(ended), dtype=float, count=sum(lengths))
         gaps = np.delete(np.diff(all_times), np.cumsum(lengths)[:-1] - 1)  # not from one request to the next
         bins = np.log(np.maximum(gaps, GAP_LOW) / GAP_LOW) / np.log(GAP_RATIO)
         self._gaps += np.bincount(np.minimum(bins.astype(int), GAP_BINS - 1), minlength=GAP_BINS)
         self._gap_sum += float(gaps.sum())
-        for what in ("priority", "tenant"):
-            names, which = np.unique([getattr(r, what) for r in self._ended], return_inverse=True)
+        for what, owned_by in (("priority", priorities), ("tenant", tenants)):
+            names, which = np.unique(owned_by, return_inverse=True)
             owners = np.repeat(which, lengths)
             pieces = np.split(all_times[np.argsort(owners)], np.cumsum(np.bincount(owners))[:-1])
             for name, times in zip(names.tolist(), pieces):

@@ -75,6 +75,7 @@ def soak(engine: Engine, make_request, n: int, seed: int, queue: int = 60) -> in
         if num_steps % FULL_CHECK == 0:
             check_all(engine)
         if not in_use and num_submitted == n // 5 and not engine.scheduler.has_work():
+            engine.recorder.summary()  # which takes in what it has put aside
             gc.collect()
             in_use = sys.getallocatedblocks()
     check_all(engine)
@@ -82,6 +83,7 @@ def soak(engine: Engine, make_request, n: int, seed: int, queue: int = 60) -> in
     reasons = engine.recorder.reasons
     assert sum(reasons.values()) == n and reasons["abort"] == num_aborts > n / 20
     assert set(reasons) <= {"stop", "length", "abort"}
+    engine.recorder.summary()
     gc.collect()
     return sys.getallocatedblocks() - in_use
 
