@@ -201,7 +201,7 @@ def add_pressure_options(parser: argparse.ArgumentParser, several: bool = True) 
         metavar=names,
         help="for how much KV memory a request must find room before it is let in: worst-case (prompt + max_tokens), "
         "optimistic (a share of what is left up to max_tokens, which falls with time and rises when somebody had to be "
-        f"preempted) or preempt (its tokens of now){columns} (default: preempt)",
+        f"preempted) or preempt (the tokens that it has now){columns} (default: preempt)",
     )
     memory.add_argument(
         "--watermark",
