@@ -133,7 +133,7 @@ class BackgroundRun:
 
     def _loop(self) -> None:
         engine, arrivals, told = self.engine, deque(self._requests), 0.0
-        while (arrivals or engine.scheduler.has_work()) and not self._stop.is_set():
+        while (arrivals or engine.has_work()) and not self._stop.is_set():
             while arrivals and arrivals[0].arrival_time <= engine.clock.now():
                 engine.receive(arrivals.popleft())
             engine.step()

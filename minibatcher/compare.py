@@ -137,7 +137,6 @@ class _Stand:
         if self.declared is not None:
             header["declared_max_tokens"] = self.declared
         if header["enable_prefix_caching"]:
-            requests = sorted(requests, key=lambda r: r.arrival_time)
             bound = prefix_bound([request.prompt_token_ids for request in requests], header["block_size"])
             header |= {"prefix_bound": bound} if bound["tokens"] else {}
         return timeline
@@ -172,7 +171,7 @@ def _warm_up(engine: Engine, model: LoadedModel) -> None:
         prompt = [(7 * i + j) % model.config.vocab_size for j in range(length)]
         params = SamplingParams(max_tokens=most if i == 0 else max(1, most - 1), ignore_eos=True)
         engine.add(prompt, params, request_id=f"warm-up-{i}")
-    while engine.scheduler.has_work():
+    while engine.has_work():
         engine.step()
     engine.limits = limits
     engine.reset()

@@ -151,7 +151,7 @@ class Engine(Stepper):
         bar = tqdm(total=total, desc=self.scheduler.name, unit="request", disable=not progress, leave=False)
         try:
             with interrupts.held(), self.monitor.watch(self.timeline) if self.monitor else nullcontext():
-                while following is not None or self.scheduler.has_work():
+                while following is not None or self.has_work():
                     while following is not None and following.arrival_time <= self.clock.now():
                         if not self.receive(following):
                             bar.update()

@@ -116,6 +116,10 @@ class Limits:
                 raise InvalidParameter(f"the limit of tenant {tenant!r} must be a TenantLimit, not {limit!r}")
         object.__setattr__(self, "tenants", dict(self.tenants))
 
+    def of(self, tenant: str) -> TenantLimit | None:
+        """What this tenant may ask for; None is without limit."""
+        return self.tenants.get(tenant, self.tenants.get(OTHERS))
+
 
 class Door:
     """Holds requests against Limits. Every `now` is in seconds on one clock, which started at 0.
@@ -144,7 +148,7 @@ class Door:
                 unit="tokens",
                 hint="lower max_tokens, shorten the prompt or raise max_waiting_tokens",
             )
-        limit = self._limit(request.tenant)
+        limit = self.limits.of(request.tenant)
         if limit is not None and limit.burst_tokens is not None and need > limit.burst_tokens:
             raise RateLimited(
                 f"request {request.request_id!r} is larger than the burst that tenant {request.tenant!r} may ask for",
@@ -236,12 +240,9 @@ class Door:
                     retry_after_s=wait,
                 )
 
-    def _limit(self, tenant: str) -> TenantLimit | None:
-        return self.limits.tenants.get(tenant, self.limits.tenants.get(OTHERS))
-
     def _tenant_buckets(self, tenant: str, now: float) -> tuple[TokenBucket | None, TokenBucket | None]:
         if tenant not in self._buckets:
-            limit = self._limit(tenant)
+            limit = self.limits.of(tenant)
             if limit is None:
                 return None, None
             if len(self._buckets) >= self._sweep_at:

@@ -107,7 +107,7 @@ class Stepper:
 
     def reset(self) -> None:
         """Forget the past: a new timeline, and time starts at zero. Only an idle engine can be reset."""
-        if self.scheduler.has_work():
+        if self.has_work():
             raise InvalidParameter("the engine still has requests; finish or abort them before reset")
         self.scheduler.clear()
         self.clock.reset()

@@ -70,7 +70,7 @@ class VllmScheduler(ChunkedScheduler):
         kv = self.kv
         while self.waiting and budget and self._free_slots and not plan.preempted:
             head = self.waiting.head
-            if self._must_fit and kv.blocks_for(head.num_tokens) > kv.num_free_blocks + kv.num_cached_blocks:
+            if self._must_fit and kv.blocks_for(head.num_tokens) > kv.num_available_blocks:
                 break
             found = len(kv.lookup(head.token_slice, head.num_tokens)) * kv.block_size if kv.shares_prefixes else 0
             num_tokens = min(head.num_tokens - found, budget)

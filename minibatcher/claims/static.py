@@ -206,7 +206,7 @@ def closed_loop_delay(
         engine.step()  # the first is launched before the others are there, or not, as the delay says
         asked = 1
         answered = num_clients - 1
-        while engine.scheduler.has_work():
+        while engine.has_work():
             for _ in range(min(answered, rounds * num_clients - asked)):
                 engine.add(range(prompt_tokens), params)
                 asked += 1

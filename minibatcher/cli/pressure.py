@@ -84,7 +84,7 @@ def check_limits(
             raise InvalidParameter(
                 f"{asks}, which alone is more than --max-waiting-tokens {limits.max_waiting_tokens:,}; raise it"
             )
-        limit = limits.tenants.get(row.tenant, limits.tenants.get(OTHERS))
+        limit = limits.of(row.tenant)
         if limit is not None and need > limit.burst_tokens:
             raise InvalidParameter(
                 f"{asks} at once, and the bucket of tenant {row.tenant!r} holds {limit.burst_tokens:,.0f}; raise its "

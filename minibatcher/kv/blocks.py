@@ -41,13 +41,18 @@ class BlockKV:
         return 0
 
     @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be handed out: free ones, and cached ones, whose content is then forgotten."""
+        return self.num_free_blocks + self.num_cached_blocks
+
+    @property
     def num_shared_blocks(self) -> int:
         """Blocks more that would be in use if every request had its own: one for each owner but the first."""
         return 0
 
     @property
     def num_used_blocks(self) -> int:
-        return self.num_blocks - self.num_free_blocks - self.num_cached_blocks
+        return self.num_blocks - self.num_available_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens of one request fill, the last one perhaps in part."""

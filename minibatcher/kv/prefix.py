@@ -95,7 +95,7 @@ class PrefixKV(BlockKV):
 
     def allocate(self, request_id: str, num_tokens: int) -> bool:
         missing = self.missing_blocks(request_id, num_tokens)
-        if missing > len(self._free) + len(self._cached):
+        if missing > self.num_available_blocks:
             return False
         if missing:
             table = self._tables.setdefault(request_id, [])

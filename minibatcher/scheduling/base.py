@@ -156,7 +156,7 @@ class Scheduler(ABC):
             return Wait(name, WaitReason.SLOTS)
         tokens = request.token_slice if request.num_computed_tokens == 0 else None
         need = self.kv.demand(name, num_tokens, tokens, gone)
-        have = self.kv.num_free_blocks + self.kv.num_cached_blocks + self.kv.released_by(gone)
+        have = self.kv.num_available_blocks + self.kv.released_by(gone)
         if need > have:
             return Wait(name, WaitReason.KV, need, have)
         if len(self.running) == len(without):  # nobody else is left, and who is alone may have it all
@@ -200,8 +200,8 @@ class Scheduler(ABC):
         while request.slot is not None and not self.kv.allocate(request.request_id, total):
             self.admission.ran_short()
             self._preempt(self.waiting.in_order(self.running)[-1], plan)
-            head, free = self.waiting.head, self.kv.num_free_blocks + self.kv.num_cached_blocks
-            plan.wait = Wait(head.request_id, WaitReason.KV, self.kv.blocks_for(head.num_tokens), free)
+            head, have = self.waiting.head, self.kv.num_available_blocks
+            plan.wait = Wait(head.request_id, WaitReason.KV, self.kv.blocks_for(head.num_tokens), have)
         return request.slot is not None
 
     def _preempt(self, request: Request, plan: StepPlan) -> None:
