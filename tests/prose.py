@@ -256,8 +256,9 @@ def _blocks(tokens: list[Token]) -> Iterator[Block]:
     row: Block | None = None
     for token in tokens:
         if token.type == "fence" and token.info.startswith("{code-cell}"):
-            code = re.sub(r"^:\w+:.*$", "", token.content, flags=re.MULTILINE)
-            yield Block("code", code.strip("\n"), token.map[0] + 1)
+            code = re.sub(r"^:\w+:.*$", "", token.content, flags=re.MULTILINE).strip("\n")
+            if code:  # an empty one is the set-up, which the build fills
+                yield Block("code", code, token.map[0] + 1)
         elif token.type == "html_block":
             yield Block("paragraph", "", token.map[0] + 1, html=token.content)
         elif token.type == "tr_open":

@@ -20,7 +20,7 @@ LAYERS = [
     {"kv", "interrupt", "limits"},
     {"scheduling"},
     {"transfer", "attention", "model"},
-    {"runners", "provenance", "measure", "memory", "monitor"},
+    {"runners", "provenance", "measure", "memory", "monitor", "here"},
     {"engine", "stepping", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
     {
         "compare",

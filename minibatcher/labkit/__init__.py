@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from .checks import CheckFailed, CheckResult, check, hint, judge
-from .figures import show, show_source
+from .figures import show, show_diff, show_source
 from .guesses import guesses, predict
 from .questions import reveal
+from .syllabus import syllabus
+from .thread import book_workload, running_comparison, scoreboard
 
 __all__ = [
     "CheckFailed",
     "CheckResult",
+    "book_workload",
     "check",
     "guesses",
     "hint",
     "judge",
     "predict",
     "reveal",
+    "running_comparison",
+    "scoreboard",
     "show",
+    "show_diff",
     "show_source",
+    "syllabus",
 ]

@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import MinibatcherError, MissingDependency
 from .manifest import Exercise
 
+SET_UP = "set-up"  # tag of an empty cell of a chapter, which the build fills
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _HEADING = re.compile(r"^\{\{exercise (\S+)\}\}$", re.MULTILINE)
 
@@ -58,6 +59,14 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
             cell.id = f"{_slug(path.stem)}-{number:03d}"[-64:]
         if cell.cell_type == "markdown":
             cell.source = _HEADING.sub(lambda match: _heading(match[1], exercises, path), cell.source)
+        elif SET_UP in cell.metadata.get("tags", []):
+            if cell.source.strip():
+                raise BuildError(
+                    f"{path.name}: the {SET_UP} cell is filled by the build (set_up_cell.py); leave it empty"
+                )
+            cell.source = Path(__file__).with_name("set_up_cell.py").read_text(encoding="utf-8").strip()
+            # Folded away in JupyterLab, and a form on Colab: it is no part of the story.
+            cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
         elif not cell.source.strip():
             raise BuildError(f"{path.name}: code cell {number} is empty; take it out")
     return nb

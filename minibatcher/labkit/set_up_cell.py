@@ -1,0 +1,15 @@
+# @title Set-up: run this cell first
+import importlib.util
+import os
+import subprocess
+import sys
+
+if importlib.util.find_spec("minibatcher") is None:  # on Colab, say; write a folder or git+https://… for your own copy
+    SOURCE = os.environ.get("MINIBATCHER_SOURCE", "minibatcher")
+    done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", SOURCE], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"minibatcher could not be installed from {SOURCE!r}:\n{done.stderr[-1000:]}")
+
+from minibatcher.here import prepare
+
+here = prepare()
