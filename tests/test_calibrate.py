@@ -1,7 +1,7 @@
 """Calibration: reading measured runs, replaying them, and recovering what a fit should find."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from fakes import fake_requests, fake_run
 from minibatcher.calibrate import (
     MeasuredStep,
     calibrate,
+    compare,
     cost_model,
     device_of,
     load_run,
@@ -19,6 +20,9 @@ from minibatcher.calibrate import (
     model_of,
     predict,
     replay,
+    shipped_cost,
+    shipped_report,
+    shipped_source,
 )
 from minibatcher.calibrate.fit import fit_steps, huber
 from minibatcher.errors import InvalidParameter, UnknownName, WorkloadError
@@ -131,12 +135,26 @@ def test_predictions_are_recovered_from_a_run_with_other_factors(tmp_path):
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="no measured runs beside the repository")
 def test_the_measured_run_is_predicted_within_the_goals():
-    calibration = calibrate(load_run(MEASURED))
+    run = load_run(MEASURED)
+    calibration = calibrate(run)
     whole, held_out = errors(calibration.rows, "whole run"), errors(calibration.rows, "hold-out")
     assert abs(whole["makespan_s"]) < 0.05 and abs(whole["output_tokens_per_s"]) < 0.05
     for metric in ("ttft_ms", "tpot_ms"):
         limits = {"p50": 0.15, "p90": 0.15, "p99": 0.25}
         assert all(abs(held_out[f"{metric} {p}"]) < limit for p, limit in limits.items())
+    assert asdict(calibration.efficiency) == pytest.approx(asdict(shipped_cost().efficiency), rel=0.02)
+    before = compare(run, replay(run, cost_model(run)), horizon=run.makespan / 2)
+    for name, rows in {"not fitted": before, "fitted": calibration.rows}.items():
+        shipped = errors(shipped_report()[name], "hold-out")
+        assert len(shipped) >= 7
+        assert errors(rows, "hold-out") == pytest.approx(shipped, abs=0.005)
+
+
+def test_what_was_fitted_is_nearer_than_what_was_not():
+    report = {name: errors(rows, "hold-out") for name, rows in shipped_report().items()}
+    assert report["fitted"].keys() == report["not fitted"].keys()
+    assert max(map(abs, report["fitted"].values())) < 0.15 < max(map(abs, report["not fitted"].values()))
+    assert "vLLM 0.19.0" in shipped_source() and "MIT" in shipped_source()
 
 
 def test_steps_tell_the_factors():

@@ -4,6 +4,7 @@ from .calibration import Calibration, Saved, calibrate, cost_model, device_of, l
 from .replay import VllmScheduler, replay
 from .report import Row, compare, table
 from .runs import MeasuredRequest, MeasuredRun, MeasuredStep, load_run, load_runs
+from .shipped import shipped_cost, shipped_report, shipped_source
 
 __all__ = [
     "Calibration",
@@ -23,5 +24,8 @@ __all__ = [
     "model_of",
     "predict",
     "replay",
+    "shipped_cost",
+    "shipped_report",
+    "shipped_source",
     "table",
 ]
