@@ -1,5 +1,6 @@
 """Chapters and solutions run from top to bottom in a fresh kernel; an unsolved lab does not."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from minibatcher.labkit.manifest import load_manifest
 from minibatcher.labkit.notebooks import dumps, read_source, student_copy
 
 pytest.importorskip("nbval")
+nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [*sources(ROOT, "chapters"), *sources(ROOT, "solutions")]
@@ -24,6 +26,20 @@ def written(path, folder, change=lambda nb: nb):
     return target
 
 
+def compared(nb, path):
+    """The same with what the build saved for cells that print the same everywhere, for nbval to compare."""
+    saved = {cell["id"]: cell for cell in json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]}
+    for cell in nb.cells:
+        if "nbval-check-output" in cell.metadata.get("tags", []):
+            there = saved[cell.id]
+            assert there["outputs"] and there["execution_count"], (
+                f"{cell.id} has nothing to compare"
+            )  # nbval would pass
+            cell.outputs = nbformat.from_dict(there["outputs"])
+            cell.execution_count = there["execution_count"]
+    return nb
+
+
 def run_notebooks(paths, tmp_path):
     """The classroom's run, in the way of pytest and its own folder, so that no setting of this run gets in."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -31,6 +47,7 @@ def run_notebooks(paths, tmp_path):
         [
             *(sys.executable, "-m", "pytest", "-q", "-c", str(tmp_path / "pytest.ini"), "--rootdir", str(tmp_path)),
             *("-p", "no:cacheprovider", "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=120"),
+            *("--nbval-sanitize-with", str(ROOT / "tests" / "nbval_sanitize.cfg")),
             *map(str, paths),
         ],
         env=kernel_environment(str(tmp_path)) | {"PYTHONDONTWRITEBYTECODE": "1"},
@@ -38,7 +55,7 @@ def run_notebooks(paths, tmp_path):
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=600,
     )
 
 
@@ -46,9 +63,28 @@ def test_there_are_chapters_and_solutions():
     assert {path.parent.name for path in SOURCES} == {"chapters", "solutions"}
 
 
-def test_they_run_from_top_to_bottom(tmp_path):
-    result = run_notebooks([written(path, tmp_path / path.parent.name) for path in SOURCES], tmp_path)
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_it_runs_from_top_to_bottom(path, tmp_path):
+    target = written(path, tmp_path / path.parent.name, lambda nb: compared(nb, path))
+    result = run_notebooks([target], tmp_path)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    "code, saved, red",
+    [
+        ("print(2 + 3)", "5\n", False),
+        ("print(2 + 3)", "6\n", True),
+        ("print('<div id=\"minibatcher-slots-2\">')", '<div id="minibatcher-slots-1">\n', False),
+        ("print('data:image/png;base64,AbC=')", "data:image/png;base64,xYz0\n", False),
+    ],
+)
+def test_a_changed_figure_is_red(code, saved, red, tmp_path):
+    cell = nbformat.v4.new_code_cell(code, metadata={"tags": ["nbval-check-output"]}, execution_count=1)
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=saved)]
+    target = tmp_path / "one.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), target)
+    assert run_notebooks([target], tmp_path).returncode == red
 
 
 @pytest.mark.parametrize("path", sources(ROOT, "solutions"), ids=lambda path: path.stem)
