@@ -18,6 +18,7 @@ from minibatcher.simulate import run_simulation
 from minibatcher.timeline import Timeline
 from minibatcher.viz.cover import draw as draw_cover
 from minibatcher.viz.padding import plot_padding
+from minibatcher.viz.roofline_view import roofline_view
 from minibatcher.viz.slots import animate
 from minibatcher.workload import load_workload
 
@@ -161,6 +162,10 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("_still", "large", lambda: animate(large()["chunked"]).still),
     ("_still", "two", lambda: animate({n: small()[n] for n in ("static", "chunked")}).still),
     ("_still", "slots", lambda: animate(many_slots()).still),
+    ("_still", "roofline", lambda: roofline_view().still),
+    ("_still", "roofline, mixed", lambda: roofline_view(num_decodes=700, prefill_tokens=4_096).still),
+    ("_still", "roofline, laptop", lambda: roofline_view(laptop_cost(), num_decodes=3, context_tokens=1).still),
+    ("_still", "roofline, full", lambda: roofline_view(context_tokens=131_072, num_decodes=1_024).still),
     ("plot_padding", "two", plot_padding),
     ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
     ("draw", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),

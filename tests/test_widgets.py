@@ -10,15 +10,21 @@ pytest.importorskip("anywidget", reason="and with anywidget")
 
 from minibatcher.viz.live import LiveView
 from minibatcher.viz.padding import padding_view
+from minibatcher.viz.roofline_view import roofline_view
 from minibatcher.viz.slots import animate
 
 
 def pictures():
     run = fake_run("static", fake_requests(12))
-    return {"one run": animate(run), "two runs": animate({"a": run, "b": run}), "padding": padding_view()}
+    return {
+        "one run": animate(run),
+        "two runs": animate({"a": run, "b": run}),
+        "padding": padding_view(),
+        "roofline": roofline_view(),
+    }
 
 
-@pytest.mark.parametrize("name", ["one run", "two runs", "padding"])
+@pytest.mark.parametrize("name", ["one run", "two runs", "padding", "roofline"])
 def test_a_picture_is_a_widget_and_stands_alone_too(name):
     picture = pictures()[name]
     widget = picture.widget()

@@ -9,6 +9,7 @@ from .memory_map import plot_memory_map
 from .padding import padding_view, plot_padding
 from .plots import describe, plot_comparison, plot_slots, slots_text
 from .roofline import plot_roofline
+from .roofline_view import roofline_view
 from .slots import animate
 from .throughput import plot_batch_throughput, plot_strategy_spread
 
@@ -29,5 +30,6 @@ __all__ = [
     "plot_roofline",
     "plot_slots",
     "plot_strategy_spread",
+    "roofline_view",
     "slots_text",
 ]

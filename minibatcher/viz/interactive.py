@@ -22,6 +22,11 @@ from .sheet import as_html
 
 _numbers = itertools.count(1)  # ids on a page; counted, so that equal runs make equal notebooks
 _DTYPES = {"int32", "float32", "float64", "uint8"}
+SHARED = {  # module → the files shared_*.js that it needs
+    "padding": ("page",),
+    "roofline": ("page", "theme"),
+    "slots": ("page", "theme"),
+}
 
 
 class Interactive:
@@ -115,9 +120,10 @@ def pack(arrays: Mapping[str, np.ndarray]) -> tuple[list[dict[str, Any]], bytes]
 
 
 def module_source(module: str) -> str:
-    """The module, its parts (MODULE_*.js) and its host as one text, without `export`: it is put inside a page."""
+    """The module, its parts (MODULE_*.js and SHARED) and its host as one text, without `export`, to stand in a page."""
     folder = Path(__file__).parent
-    files = [*sorted(folder.glob(f"{module}_*.js")), folder / f"{module}.js", folder / "host.js"]
+    shared = [folder / f"shared_{name}.js" for name in SHARED[module]]
+    files = [*shared, *sorted(folder.glob(f"{module}_*.js")), folder / f"{module}.js", folder / "host.js"]
     return "\n".join(file.read_text(encoding="utf-8") for file in files).replace("export function", "function")
 
 

@@ -1,10 +1,5 @@
 // The padding picture's numbers and sentences: those of padding.py, computed here again, so that it needs no kernel.
 
-const sum = values => values.reduce((a, b) => a + b, 0);
-const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-const count = (number, one, many) => `${thousands(number)} ${number === 1 ? one : many}`;
-const thousands = number => number.toLocaleString("en-US");
-
 // Whole percents; a little of something is not 0 %, nearly all of it not 100 %.
 function percent(share) {
   if (share > 0 && share < 0.005) return "< 1 %";

@@ -7,7 +7,6 @@ const COUNTS = ["steps", "working", "held", "useful", "computed", "output", "pla
 
 const whole = x => x == null ? "–" : Math.round(x).toLocaleString("en-US");
 const percent = share => share == null ? "–" : `${Math.round(100 * share)} %`;
-const clamp = (x, low, high) => Math.max(low, Math.min(high, x));
 const ratio = (part, all) => all > 0 ? part / all : null;
 
 // digits: behind the point from 100 s on.
