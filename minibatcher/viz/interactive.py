@@ -25,7 +25,7 @@ _DTYPES = {"int32", "float32", "float64", "uint8"}
 SHARED = {  # module → the files shared_*.js that it needs
     "padding": ("page",),
     "roofline": ("page", "theme"),
-    "slots": ("page", "theme"),
+    "slots": ("page", "theme", "film"),
 }
 
 

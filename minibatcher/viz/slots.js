@@ -5,78 +5,34 @@
 // A position on the axis is a number of iterations done, or seconds since the first arrival. State for tests is in
 // data-* attributes: of the root (axis, now, playing, speed, shown, request), and of each run (iteration, useful, ...).
 
-const SPEEDS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];  // iterations a second
-const WHOLE_RUN_S = 15;  // the speed offered first plays a run in about this time
 const MANY = 600;  // columns: of a longer run, half as many are seen at first
 const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and one row
 
-const STYLE = `
-.mb-slots { --bg: var(--jp-layout-color0, Canvas); --fg: var(--jp-content-font-color1, CanvasText);
-  position: relative; box-sizing: border-box; min-width: 0; container-type: inline-size; padding: 4px 6px 6px;
-  margin-bottom: 6px; background: var(--bg); color: var(--fg); font: 13px/1.4 system-ui, sans-serif;
-  border-radius: 4px; outline-offset: -2px; }
-.mb-slots:focus-visible { outline: 2px solid currentColor; }
-.mb-slots canvas { display: block; width: 100%; touch-action: pan-y; }
-.mb-slots .bar { display: flex; flex-wrap: wrap; gap: 4px 6px; align-items: center; margin: 4px 0; }
-.mb-slots button, .mb-slots select { font: inherit; color: inherit; background: transparent; padding: 2px 8px;
-  height: 27px; box-sizing: border-box; border: 1px solid color-mix(in srgb, currentColor 35%, transparent);
-  border-radius: 5px; }
-.mb-slots select { padding: 0 2px; } .mb-slots option { color: CanvasText; background: Canvas; }
-.mb-slots button:hover { background: color-mix(in srgb, currentColor 12%, transparent); }
-.mb-slots button.play { min-width: 86px; font-weight: 600; }
-.mb-slots label { display: inline-flex; gap: 4px; align-items: center; }
-.mb-slots :is(button, select, input, summary):focus-visible { outline: 2px solid currentColor; outline-offset: 1px; }
-.mb-slots .scrub { display: block; margin: 6px 0 2px; box-sizing: border-box; accent-color: var(--accent); }
-.mb-slots .pace { font-size: 12px; opacity: .75; }
-.mb-slots .run { margin-top: 8px; }
+const STYLE = filmStyle(".mb-slots") + `
 .mb-slots .totals { display: grid; grid-template-columns: 104px repeat(7, minmax(96px, max-content)); gap: 0 10px; }
-.mb-slots .title { font-size: 15px; font-weight: 700; line-height: 1.2; overflow: hidden; overflow-wrap: anywhere;
-  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; }
-.mb-slots .total { display: flex; flex-direction: column-reverse; justify-content: flex-end; }
 @container (max-width: 860px) {
   .mb-slots .totals { display: flex; flex-wrap: wrap; gap: 2px 16px; }
   .mb-slots .title { flex-basis: 100%; }
   .mb-slots .total { min-width: 56px; } .mb-slots .name { width: min-content; min-width: 100%; }
 }
-.mb-slots .name { font-size: 11px; line-height: 1.2; opacity: .75; }
-.mb-slots .value { font-variant-numeric: tabular-nums; font-weight: 600; line-height: 1.25; white-space: nowrap; }
-.mb-slots .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; font-size: 12px; margin: 4px 0 0; padding: 0; }
-.mb-slots .legend span { display: inline-flex; align-items: center; gap: 5px; }
-.mb-slots .legend canvas { width: 24px; height: 12px; }
-.mb-slots .note, .mb-slots details { font-size: 12px; margin: 4px 0 0; }
-.mb-slots kbd { font: inherit; border: 1px solid color-mix(in srgb, currentColor 40%, transparent); padding: 0 4px;
-  border-radius: 3px; }
-.mb-slots .story { position: absolute; z-index: 2; width: max-content; max-width: min(380px, 90%); padding: 6px 9px;
-  font-size: 12px; background: var(--bg); border: 1px solid currentColor; border-radius: 5px; pointer-events: none;
-  box-shadow: 0 2px 8px rgb(0 0 0 / 35%); }
-.mb-slots .story b { font-size: 13px; } .mb-slots .story p { margin: 0; }
-.mb-slots .spoken { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 `;
 
 const BODY = `
-<div class="bar">
-  <button class="home" aria-label="to the first iteration" title="first iteration (Home)">|◀</button>
-  <button class="back" aria-label="one iteration back" title="one iteration back (←)">−1</button>
-  <button class="play" title="play or pause (space)">▶ Play</button>
-  <button class="next" aria-label="one iteration on" title="one iteration on (→)">+1</button>
-  <button class="end" aria-label="to the end" title="the end (End)">▶|</button>
-  <label>speed <select class="speed" title="iterations a second"></select></label><span class="pace"></span>
+<div class="bar">${playerButtons("iteration")}
   <label>axis <select class="axis"><option>iterations</option><option>seconds</option></select></label>
   <span>zoom <button class="out" aria-label="show more of the run" title="show more (−)">−</button>
   <button class="in" aria-label="show less of the run" title="show less (+)">+</button></span>
 </div>
 <div class="runs"></div>
-<input class="scrub" type="range" min="0" step="any" aria-label="position in the run">
+${PLAYER_SCRUB}
 <canvas class="overview" role="img" aria-label="the whole run: share of useful slots; click to go there"
   title="the whole run: slots at useful work are dark, those held without it lighter; click to go there"></canvas>
 <div class="legend" aria-label="what textures and letters mean"></div>
 <p class="note" hidden></p>
-<details class="keys"><summary>Keys</summary><kbd>space</kbd> play or pause · <kbd>←</kbd> <kbd>→</kbd> one iteration ·
-<kbd>page up</kbd> <kbd>page down</kbd> a tenth of the run · <kbd>home</kbd> <kbd>end</kbd> first and last iteration ·
+<details class="keys"><summary>Keys</summary>${PLAYER_KEYS("iteration")}
 <kbd>↑</kbd> <kbd>↓</kbd> a slot, and the story of the request in it · <kbd>esc</kbd> closes it · <kbd>+</kbd> <kbd>−</kbd>
 zoom. Pointing at a slot or at the queue, or tapping on it, tells the same story.</details>
-<div class="story" hidden></div>
-<div class="spoken" role="status" aria-live="polite"></div>
+${PLAYER_FOOT}
 `;
 
 const TOTALS = [  // label, what it shows at a moment
@@ -134,36 +90,23 @@ export function mount(el, { data, arrays }, notify) {
   root.setAttribute("aria-label", data.alt);
   root.innerHTML = `<style>${STYLE}</style>${BODY}`;
   el.append(root);
-  const find = name => root.querySelector(`.${name}`), buttons = {};
-  for (const name of ["home", "back", "play", "next", "end", "out", "in"]) buttons[name] = find(name);
-  const scrub = find("scrub"), speed = find("speed"), axisChoice = find("axis");
-  const overview = find("overview"), story = find("story");
+  const find = name => root.querySelector(`.${name}`);
+  const scrub = find("scrub"), axisChoice = find("axis"), overview = find("overview");
   const sections = runs.map(makeSection);
-  let axis = data.axis, now = 0, zoom = 1, from = 0, playing = false, frame = 0, before = 0, frames = 0;
-  let theme = null, places = [], chosen = null, slotChosen = null, spoken = 0, drawPending = 0, zoomed = false;
+  let axis = data.axis, zoom = 1, from = 0, frames = 0;
+  let theme = null, places = [], chosen = null, slotChosen = null, zoomed = false;
 
   const extent = () => Math.max(...runs.map(run => run.extent(axis)), 1e-9);
   const steps = () => Math.max(...runs.map(run => run.iterations), 1);
   // On the axis of seconds time passes evenly, at the pace that shows so many iterations a second of the longest run.
-  const pace = () => Number(speed.value) * (axis === "seconds" ? extent() / steps() : 1);
+  const pace = speed => speed * (axis === "seconds" ? extent() / steps() : 1);
+  const ends = () => runs.map(run => run.edges[axis].right);
+  const player = makePlayer(root, { extent, steps, pace, ends, draw, tell, follow, isWhole: () => axis === "iterations" });
+  const { drawSoon } = player;
 
-  function makeSection(run) {
-    // No lists and no headings: each page around us has a style of its own for those.
-    const make = (kind, name) => { const e = document.createElement(kind); e.className = name; return e; };
-    const section = make("section", "run"), head = make("div", "totals"), title = make("div", "title");
-    title.setAttribute("role", "heading");
-    title.setAttribute("aria-level", "4");
-    const values = TOTALS.map(([label, , meaning]) => {
-      const box = make("div", "total"), name = make("span", "name"), value = make("span", "value");
-      name.textContent = label;
-      if (meaning) box.title = meaning;
-      box.append(name, value);
-      return { box, name, value };
-    });
-    head.append(title, ...values.map(v => v.box));
-    const canvas = document.createElement("canvas");
-    canvas.setAttribute("role", "img");
-    section.append(head, canvas);
+  function makeSection() {
+    const canvas = make("canvas", { role: "img" }), { head, title, values } = makeTotals(TOTALS);
+    const section = make("section", { class: "run" }, head, canvas);
     find("runs").append(section);
     return { section, title, values, canvas };
   }
@@ -183,7 +126,7 @@ export function mount(el, { data, arrays }, notify) {
   }
 
   function view() {
-    const whole = extent(), width = whole * zoom;
+    const whole = extent(), width = whole * zoom, { now } = player;
     if (now < from + 0.05 * width) from = now - 0.05 * width;
     if (now > from + 0.92 * width) from = now - 0.92 * width;
     from = clamp(from, 0, whole - width);
@@ -192,7 +135,7 @@ export function mount(el, { data, arrays }, notify) {
 
   function draw() {
     if (!theme || !places.length) return;
-    const v = view(), moments = runs.map(run => run.moment(axis, now));
+    const v = view(), moments = runs.map(run => run.moment(axis, player.now));
     runs.forEach((run, i) => {
       const place = places[i], g = prepare(sections[i].canvas, place.width, place.height);
       drawRun(g, run, moments[i], place, v, theme, chosen);
@@ -200,17 +143,14 @@ export function mount(el, { data, arrays }, notify) {
       showTotals(run, moments[i], sections[i]);
     });
     drawOverview(overview, runs, v, places[0], theme, extent());
-    scrub.max = extent();
-    scrub.value = now;
-    scrub.setAttribute("aria-valuetext", axis === "seconds" ? seconds(now) : `iteration ${whole(now)}`);
+    player.showScrub(axis === "seconds" ? seconds(player.now) : `iteration ${whole(player.now)}`);
+    const speed = player.speed();
     Object.assign(root.dataset, {
-      axis, playing, now: now.toFixed(6), extent: extent().toFixed(6), shown: (v.to - v.from).toFixed(6),
-      speed: speed.value, request: chosen || "", frames: ++frames,
+      axis, playing: player.playing, now: player.now.toFixed(6), extent: extent().toFixed(6),
+      shown: (v.to - v.from).toFixed(6), speed, request: chosen || "", frames: ++frames,
     });
-    find("pace").textContent = axis === "seconds" ? `= ${Number(pace().toPrecision(2))} × real time` : "";
+    find("pace").textContent = axis === "seconds" ? `= ${Number(pace(speed).toPrecision(2))} × real time` : "";
   }
-
-  const drawSoon = () => { if (!drawPending) drawPending = requestAnimationFrame(() => { drawPending = 0; draw(); }); };
 
   function emptySentence(run) {
     const n = run.order.length;
@@ -226,10 +166,10 @@ export function mount(el, { data, arrays }, notify) {
     values[1].name.textContent = `time, ${run.clock}`;
     values[2].name.textContent = `useful, of ${whole(run.numSlots)} slot${run.numSlots > 1 ? "s" : ""}`;  // a share of few may be more work
     values[0].box.title = run.firstIndex ? `a part of a run: its first iteration has number ${run.firstIndex}` : "";
-    const told = section.dataset, letters = data.palette.letters;
-    if (told.column === String(moment.column) && told.at === now.toFixed(6) && told.count === String(run.count)) return;
+    const told = section.dataset, letters = data.palette.letters, at = player.now.toFixed(6);
+    if (told.column === String(moment.column) && told.at === at && told.count === String(run.count)) return;
     Object.assign(told, {
-      run: run.title, clock: run.clock, at: now.toFixed(6), column: moment.column, count: run.count,
+      run: run.title, clock: run.clock, at, column: moment.column, count: run.count,
       iteration: moment.iteration, iterations: run.iterations, time: moment.time.toFixed(6),
       useful: moment.useful ?? "", padding: moment.padding ?? "", kv: moment.kv, waiting: moment.waiting,
       outputTokens: moment.output, tokensPerS: moment.tokensPerSecond ?? "",
@@ -244,12 +184,7 @@ export function mount(el, { data, arrays }, notify) {
   function drawLegend() {
     const legend = find("legend"), { states, labels, letters } = data.palette;
     legend.replaceChildren();
-    const item = (label, paint) => {
-      const box = document.createElement("span"), canvas = document.createElement("canvas");
-      paint(prepare(canvas, 24, 12));
-      box.append(canvas, label);
-      legend.append(box);
-    };
+    const item = (label, paint) => legend.append(legendItem(label, paint));
     for (const state of [...states, "padding", "idle"])
       item(`${letters[state]} ${labels[state]}`, g => {
         const i = states.indexOf(state);
@@ -278,88 +213,27 @@ export function mount(el, { data, arrays }, notify) {
 
   // -- moving
 
-  function seek(position) {
-    now = clamp(axis === "iterations" && !playing ? Math.round(position) : position, 0, extent());
-    drawSoon();
-    tell();
-  }
-
   function tell() {
-    const first = runs[0].moment(axis, now);
-    notify({ iteration: first.iteration, time: first.time, axis, playing, request: chosen });
-    if (playing) return;
-    clearTimeout(spoken);
-    spoken = setTimeout(() => { find("spoken").textContent = describe(); }, 400);
+    const first = runs[0].moment(axis, player.now);
+    notify({ iteration: first.iteration, time: first.time, axis, playing: player.playing, request: chosen });
+    player.say(describe);
   }
 
   // The moment in words, for who can't see it.
   const describe = () => runs.map((run, i) => {
-    const m = run.moment(axis, now);
+    const m = run.moment(axis, player.now);
     const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, ` +
       `useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
     sections[i].canvas.setAttribute("aria-label", words);
     return words;
   }).join(". ");
 
-  // To the next or previous end of an iteration in any of the runs.
-  function step(direction) {
-    pause();
-    const ends = runs.flatMap(run => {
-      const { right } = run.edges[axis];
-      const i = direction > 0 ? countUpTo(right, now + 1e-9) : countUpTo(right, now - 1e-9, true) - 1;
-      return i >= 0 && i < right.length ? [right[i]] : [];
-    });
-    if (ends.length) seek(direction > 0 ? Math.min(...ends) : Math.max(...ends));
-    follow();
-  }
-
-  const go = position => { pause(); seek(position); follow(); };
-  const home = () => go(Math.min(...runs.filter(run => run.count).map(run => run.edges[axis].right[0]), extent()));
-  const end = () => go(extent());
-  const jump = share => go(now + share * extent());
-
-  function play() {
-    if (now >= extent() - 1e-9) now = 0;
-    playing = true;
-    before = 0;
-    showPlaying();
-    frame = requestAnimationFrame(advance);
-  }
-
-  function advance(time) {
-    if (!root.isConnected) playing = false;
-    if (!playing) return;
-    const passed = before ? Math.min((time - before) / 1000, 0.25) : 0;
-    before = time;
-    now = Math.min(now + passed * pace(), extent());
-    draw();
-    follow();
-    if (now >= extent()) { pause(); return; }
-    tell();
-    frame = requestAnimationFrame(advance);
-  }
-
-  function pause() {
-    if (!playing) return;
-    playing = false;
-    cancelAnimationFrame(frame);
-    if (axis === "iterations") now = Math.ceil(now - 1e-9);
-    showPlaying();
-    tell();
-  }
-
-  function showPlaying() {
-    buttons.play.textContent = playing ? "❚❚ Pause" : "▶ Play";
-    root.dataset.playing = playing;
-    drawSoon();
-  }
-
   function setAxis(name) {
     const old = axis, longest = runs.reduce((a, b) => b.iterations > a.iterations ? b : a);
-    const atEnd = now >= extent() - 1e-9;
-    const column = longest.columnAt(old, now);
+    const atEnd = player.now >= extent() - 1e-9;
+    const column = longest.columnAt(old, player.now);
     axis = axisChoice.value = name;
-    seek(atEnd ? extent() : column < 0 ? 0 : longest.edges[axis].right[column]);
+    player.seek(atEnd ? extent() : column < 0 ? 0 : longest.edges[axis].right[column]);
     from = 0;
   }
 
@@ -380,18 +254,12 @@ export function mount(el, { data, arrays }, notify) {
 
   function show(run, request, where, x, y) {
     chosen = request ? request.id : null;
-    story.replaceChildren(request ? tellStory(runs, run, request, where) : where);
-    story.hidden = false;
-    story.style.left = `${clamp(x + 14, 0, Math.max(0, root.clientWidth - story.offsetWidth - 4))}px`;
-    const below = y + 16 + story.offsetHeight < root.clientHeight;
-    story.style.top = `${below ? y + 16 : Math.max(0, y - story.offsetHeight - 8)}px`;
-    drawSoon();
+    player.showStory(request ? tellStory(runs, run, request, where) : where, x, y);
   }
 
   function hide() {
     chosen = slotChosen = null;
-    story.hidden = true;
-    drawSoon();
+    player.hideStory();
   }
 
   const stateLabel = cell => data.palette.labels[data.palette.states[cell.state]];
@@ -401,7 +269,7 @@ export function mount(el, { data, arrays }, notify) {
     const box = sections[i].canvas.getBoundingClientRect(), outer = root.getBoundingClientRect();
     const x = event.clientX - box.left, y = event.clientY - box.top;
     const at = [event.clientX - outer.left, event.clientY - outer.top];
-    const slot = Math.floor((y - place.top) / place.row), moment = run.moment(axis, now);
+    const slot = Math.floor((y - place.top) / place.row), moment = run.moment(axis, player.now);
     slotChosen = null;
     const queued = queueBoxes(moment, place).boxes.find(b => x >= b.x && x < b.x + b.width && y >= b.y && y < b.y + 16);
     if (queued) return show(run, queued.request, "waiting", ...at);
@@ -426,45 +294,28 @@ export function mount(el, { data, arrays }, notify) {
   // A slot chosen with the keyboard: whoever sits there now.
   function follow() {
     if (!slotChosen || !places.length) return;
-    const [i, slot] = slotChosen, run = runs[i], cell = run.moment(axis, now).cells[slot];
+    const [i, slot] = slotChosen, run = runs[i], cell = run.moment(axis, player.now).cells[slot];
     const top = sections[i].canvas.offsetTop + places[i].top + slot * places[i].row;
     const where = cell ? `slot ${slot} · ${stateLabel(cell)}` : `slot ${slot}: idle`;
     show(run, cell && run.requests[cell.request], where, places[i].left - 14, top);
-    if (playing) return;
-    clearTimeout(spoken);
-    const lines = [...story.querySelectorAll("p")].map(line => line.textContent);
-    find("spoken").textContent = lines.join(". ") || story.textContent;
+    player.say(player.storyWords, 0);
   }
 
   function overviewSeek(event) {
     const x = event.clientX - overview.getBoundingClientRect().left - places[0].left;
-    pause();
-    seek(x / places[0].plot * extent());
+    player.pause();
+    player.seek(x / places[0].plot * extent());
   }
 
-  const KEYS = {
-    " ": () => playing ? pause() : play(), ArrowRight: () => step(1), ArrowLeft: () => step(-1), Home: home, End: end,
-    PageDown: () => jump(0.1), PageUp: () => jump(-0.1), ArrowDown: () => chooseSlot(1), ArrowUp: () => chooseSlot(-1),
-    Escape: hide, "+": () => setZoom(0.5), "=": () => setZoom(0.5), "-": () => setZoom(2),
+  const keys = {
+    ...player.keys, ArrowDown: () => chooseSlot(1), ArrowUp: () => chooseSlot(-1), Escape: hide,
+    "+": () => setZoom(0.5), "=": () => setZoom(0.5), "-": () => setZoom(2),
   };
-
-  function onKey(event) {
-    const { target, key } = event, isTheirs = target.matches("select") || (key === " " && target.matches("button, summary"));
-    if (event.ctrlKey || event.metaKey || event.altKey || isTheirs || !KEYS[key]) return;
-    event.preventDefault();
-    event.stopPropagation();
-    KEYS[key]();
-  }
 
   // -- wiring
 
-  const onClick = { home: "Home", back: "ArrowLeft", play: " ", next: "ArrowRight", end: "End", out: "-", in: "+" };
-  for (const name in onClick) buttons[name].onclick = KEYS[onClick[name]];  // a button does what its key does
-  for (const value of SPEEDS) speed.add(new Option(`${value}/s`, value));
-  speed.onchange = drawSoon;
+  player.listen(keys, { ...PLAYER_BUTTONS, out: "-", in: "+" });
   axisChoice.onchange = () => setAxis(axisChoice.value);
-  scrub.oninput = () => go(Number(scrub.value));
-  root.addEventListener("keydown", onKey);
   overview.onpointerdown = event => { overview.setPointerCapture(event.pointerId); overviewSeek(event); };
   overview.onpointermove = event => { if (event.buttons) overviewSeek(event); };
   sections.forEach(({ canvas }, i) => {
@@ -474,28 +325,26 @@ export function mount(el, { data, arrays }, notify) {
   const stopRestyling = onRestyle(el, measure);
 
   axisChoice.value = axis;
-  speed.value = SPEEDS.find(s => s * WHOLE_RUN_S >= steps()) || SPEEDS[SPEEDS.length - 1];
+  player.fitSpeed();
   setFirstZoom();
-  now = extent();
+  player.now = extent();
   measure();
   tell();
 
   function receive(message, arrays) {
-    const run = runs[message.run || 0], atEnd = now >= extent() - 1e-9;
+    const run = runs[message.run || 0], atEnd = player.now >= extent() - 1e-9;
     if (message.kind === "clear") run.clear();
     else if (message.kind !== "append") return;
     else if (!run.add(message, arrays)) { notify({ wanted: run.count }); return; }  // columns in between were missed
     notify({ wanted: null });  // so that asking for the same again, from another view, is news to the kernel
     if (!zoomed) setFirstZoom();
-    if (atEnd || now > extent()) now = extent();
+    if (atEnd || player.now > extent()) player.now = extent();
     measure();
     tell();
   }
 
   function destroy() {
-    pause();
-    clearTimeout(spoken);
-    cancelAnimationFrame(drawPending);
+    player.destroy();
     stopRestyling();
     root.remove();
   }

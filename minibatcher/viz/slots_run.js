@@ -5,26 +5,7 @@ const PAUSE = 0.002;  // seconds: a shorter time between two steps is the first 
 const MANY_SLOTS = 32;
 const COUNTS = ["steps", "working", "held", "useful", "computed", "output", "places"];
 
-const whole = x => x == null ? "–" : Math.round(x).toLocaleString("en-US");
-const percent = share => share == null ? "–" : `${Math.round(100 * share)} %`;
 const ratio = (part, all) => all > 0 ? part / all : null;
-
-// digits: behind the point from 100 s on.
-function seconds(s, digits = 0) {
-  if (s == null) return "–";
-  if (Math.abs(s) < 0.9995) return `${(1000 * s).toFixed(s < 0.01 && s > 0 ? 1 : 0)} ms`;
-  return `${s < 100 ? s.toFixed(2) : digits ? s.toFixed(digits) : whole(s)} s`;
-}
-
-// The number of sorted values that are <= x (or < x).
-function countUpTo(values, x, below = false) {
-  let low = 0, high = values.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (below ? values[middle] < x : values[middle] <= x) low = middle + 1; else high = middle;
-  }
-  return low;
-}
 
 // Of what a slot did, in order: the position of the first that lies behind a column or in it.
 function firstEndingAfter(row, column) {
