@@ -5,6 +5,7 @@ No import beyond the standard library at load: this runs before anything else is
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -58,6 +59,7 @@ def prepare(say: Callable[[str], None] = print) -> Here:
     if missing:
         say(f"Installing {', '.join(map(project_name, missing))} …")
         install(missing)
+        importlib.invalidate_caches()  # or Python may not see what came after it was started
         left = missing_requirements()
         if left:
             raise MissingDependency(f"pip reported success, but {', '.join(left)} can't be found: {RESTART}")

@@ -34,6 +34,18 @@ def tagged(chapter, tag):
     return found
 
 
+def printed(chapter, heading):
+    """What all cells under a heading printed and showed, as text."""
+    here, found = "", []
+    for cell in notebook(chapter)["cells"]:
+        if cell["cell_type"] == "markdown":
+            here = (re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.MULTILINE) or [here])[-1]
+        elif here == heading:
+            found += [_text(out) for out in cell["outputs"]]
+    assert found, f"nothing is printed under {heading!r} in {chapter}"
+    return "\n".join(found)
+
+
 def output(chapter, tag):
     """What the cells with this tag printed and showed, as text. Fails where there is nothing."""
     cells = tagged(chapter, tag)

@@ -9,6 +9,7 @@ if importlib.util.find_spec("minibatcher") is None:  # on Colab, say; write a fo
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", SOURCE], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"minibatcher could not be installed from {SOURCE!r}:\n{done.stderr[-1000:]}")
+    importlib.invalidate_caches()
 
 from minibatcher.here import prepare
 
