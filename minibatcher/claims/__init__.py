@@ -40,6 +40,7 @@ from .padding import (
     padded_prefill,
     padding_factors,
 )
+from .paging import PoolUse, Reservation, pool_use, reservations
 from .static import (
     BatchEnd,
     DelayPoint,
@@ -65,6 +66,8 @@ __all__ = [
     "KVSize",
     "PaddedRow",
     "PhaseBounds",
+    "PoolUse",
+    "Reservation",
     "Serving",
     "SharedStream",
     "Stall",
@@ -93,8 +96,10 @@ __all__ = [
     "padded_prefill",
     "padding_factors",
     "phase_bounds",
+    "pool_use",
     "prefill_intensity",
     "prefill_stall",
+    "reservations",
     "shared_stream",
     "step_intensity",
     "tail_latency",
