@@ -9,6 +9,7 @@ pytest.importorskip("ipywidgets", reason="the widgets are made with ipywidgets")
 pytest.importorskip("anywidget", reason="and with anywidget")
 
 from minibatcher.viz.live import LiveView
+from minibatcher.viz.memory_view import memory_view
 from minibatcher.viz.padding import padding_view
 from minibatcher.viz.roofline_view import roofline_view
 from minibatcher.viz.slots import animate
@@ -21,10 +22,11 @@ def pictures():
         "two runs": animate({"a": run, "b": run}),
         "padding": padding_view(),
         "roofline": roofline_view(),
+        "memory": memory_view(run),
     }
 
 
-@pytest.mark.parametrize("name", ["one run", "two runs", "padding", "roofline"])
+@pytest.mark.parametrize("name", ["one run", "two runs", "padding", "roofline", "memory"])
 def test_a_picture_is_a_widget_and_stands_alone_too(name):
     picture = pictures()[name]
     widget = picture.widget()

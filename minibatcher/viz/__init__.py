@@ -6,6 +6,7 @@ from .kv import plot_kv_occupancy
 from .latency import plot_latency_cdf, plot_latency_sweep
 from .live import LiveView
 from .memory_map import plot_memory_map
+from .memory_view import memory_view
 from .padding import padding_view, plot_padding
 from .plots import describe, plot_comparison, plot_slots, slots_text
 from .roofline import plot_roofline
@@ -18,6 +19,7 @@ __all__ = [
     "animate",
     "check_figure",
     "describe",
+    "memory_view",
     "padding_view",
     "plot_batch_throughput",
     "plot_comparison",

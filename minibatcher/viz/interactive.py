@@ -23,6 +23,7 @@ from .sheet import as_html
 _numbers = itertools.count(1)  # ids on a page; counted, so that equal runs make equal notebooks
 _DTYPES = {"int32", "float32", "float64", "uint8"}
 SHARED = {  # module → the files shared_*.js that it needs
+    "memory": ("page", "theme", "film"),
     "padding": ("page",),
     "roofline": ("page", "theme"),
     "slots": ("page", "theme", "film"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,7 @@ MARKS = {"ended": HATCHES[RowState.FINISHED], "unused": UNUSED_HATCH}
 NAMES = {"used": "in use", "ended": LABELS[RowState.FINISHED], "unused": "reserved, unused"}
 OUTSIDE = "#e8e8e8"
 MOST_ROWS = 24  # of a drawn pool
+OVERFULL = "the requests of this record need more blocks than its pool has: it can't be drawn"
 
 
 class Piece(NamedTuple):
@@ -68,8 +70,8 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
     if not is_number(time) or time < 0:
         raise InvalidParameter(f"time must be a number of seconds of at least 0, not {time!r}")
     maps = {name: pieces_at(timeline, _position(timeline, time)) for name, timeline in runs.items()}
-    pools = {name: _pool(timeline) for name, timeline in runs.items()}
-    wide = _row_tokens(runs, max(pools.values()))
+    pools = {name: pool_tokens(timeline) for name, timeline in runs.items()}
+    wide = row_tokens(runs, max(pools.values()))
     rows = {name: -(-pool // wide) for name, pool in pools.items()}
     columns = min(2, len(runs))
     lines = -(-len(runs) // columns)
@@ -93,16 +95,9 @@ def plot_memory_map(timelines: Timeline | Mapping[str, Timeline], *, time: float
 
 def pieces_at(timeline: Timeline, position: int) -> list[Piece]:
     """Who owns what while `steps[position]` runs. Raises InvalidParameter."""
-    if timeline.header.get("enable_prefix_caching"):
-        raise InvalidParameter(
-            "a memory map can't be drawn of a run with prefix caching: its record does not say who shares which block; "
-            "plot_kv_occupancy shows how much is used and kept"
-        )
+    check_tables(timeline)
     size, step = block_size(timeline), timeline.steps[position]
-    if timeline.header.get("kv_layout") == "slots":
-        tables = {row.request_id: [row.slot] for row in step.rows}
-    else:
-        tables = tables_at(timeline, position)
+    tables = tables_at(timeline, position)
     pieces = []
     for row in step.rows:
         kind = "ended" if row.state is RowState.FINISHED else "used"
@@ -113,8 +108,18 @@ def pieces_at(timeline: Timeline, position: int) -> list[Piece]:
     return [piece for piece in pieces if piece.start < piece.stop]
 
 
+def check_tables(timeline: Timeline) -> None:
+    """Raises InvalidParameter where a record does not tell who owns which block."""
+    if timeline.header.get("enable_prefix_caching"):
+        raise InvalidParameter(
+            "a memory map can't be drawn of a run with prefix caching: its record does not say who shares which block; "
+            "plot_kv_occupancy shows how much is used and kept"
+        )
+
+
 def tables_at(timeline: Timeline, position: int) -> dict[str, list[int]]:
-    """Request → its blocks while `steps[position]` runs, as a BlockKV hands them out that is led through the record.
+    """Request → its blocks while `steps[position]` runs, as a BlockKV hands them out that is led through the record;
+    where each slot has a slice, that slice.
 
     A record tells how many blocks are in use, and each request's tokens, but no table. Prompts get their blocks whole
     when they are let in, as this package's schedulers do it; where that does not give the recorded number of blocks,
@@ -122,20 +127,41 @@ def tables_at(timeline: Timeline, position: int) -> dict[str, list[int]]:
     """
     lazy = None
     for whole_prompts in (True, False):
-        tables = _replay(timeline, position, whole_prompts)
+        tables = next(islice(replay(timeline, whole_prompts), position, None), None)
         if tables is not None and sum(map(len, tables.values())) == timeline.steps[position].kv_used_blocks:
             return tables
         lazy = tables
     if lazy is None:
-        raise InvalidParameter("the requests of this record need more blocks than its pool has: it can't be drawn")
+        raise InvalidParameter(OVERFULL)
     return lazy
 
 
-def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str, list[int]] | None:
+def all_tables(timeline: Timeline) -> tuple[Iterator[dict[str, list[int]]], int]:
+    """The tables of each step in turn, all by one of the two rules of `tables_at`, and how many steps record another
+    number of blocks than that rule gives. Raises InvalidParameter.
+    """
+    check_tables(timeline)
+    wrong = {}
+    for whole_prompts in (True, False):
+        used = [sum(map(len, tables.values())) for tables in replay(timeline, whole_prompts)]
+        if len(used) == len(timeline.steps):
+            wrong[whole_prompts] = sum(n != step.kv_used_blocks for n, step in zip(used, timeline.steps))
+    if not wrong:
+        raise InvalidParameter(OVERFULL)
+    best = min(wrong, key=wrong.get)
+    return replay(timeline, best), wrong[best]
+
+
+def replay(timeline: Timeline, whole_prompts: bool) -> Iterator[dict[str, list[int]]]:
+    """Request → its blocks, step by step; it ends early where a request finds no block in the pool."""
     first = timeline.steps[0]
+    slots = timeline.header.get("kv_layout") == "slots"
     kv = BlockKV(first.num_blocks, block_size(timeline))
     holding: list[str] = []
-    for step in timeline.steps[: position + 1]:
+    for step in timeline.steps:
+        if slots:
+            yield {row.request_id: [row.slot] for row in step.rows}
+            continue
         staying = {row.request_id for row in step.rows}
         for name in holding:
             if name not in staying:
@@ -146,9 +172,9 @@ def _replay(timeline: Timeline, position: int, whole_prompts: bool) -> dict[str,
                 record = timeline.requests[row.request_id]
                 tokens = max(tokens, record.num_prompt_tokens + sum(t <= step.start for t in record.token_times))
             if not kv.allocate(row.request_id, tokens):
-                return None
+                return
         holding = [row.request_id for row in step.rows]
-    return {name: list(kv.table(name)) for name in holding}
+        yield {name: list(kv.table(name)) for name in holding}
 
 
 def _position(timeline: Timeline, time: float) -> int:
@@ -157,12 +183,12 @@ def _position(timeline: Timeline, time: float) -> int:
     return max(0, int(np.searchsorted(starts, time + 1e-9)) - 1)
 
 
-def _pool(timeline: Timeline) -> int:
+def pool_tokens(timeline: Timeline) -> int:
     first = timeline.steps[0]
     return block_size(timeline) * first.num_blocks
 
 
-def _row_tokens(runs: Mapping[str, Timeline], pool: int) -> int:
+def row_tokens(runs: Mapping[str, Timeline], pool: int) -> int:
     """Tokens in a drawn row: whole slices where there are any, else whole blocks, in a readable number of rows."""
     sizes = {t.header.get("kv_layout") == "slots": block_size(t) for t in runs.values()}
     unit, most = (sizes[True], MOST_ROWS) if True in sizes else (sizes[False], 16)
@@ -173,7 +199,7 @@ def _draw_panel(
     ax: Axes, name: str, timeline: Timeline, pieces: list[Piece], wide: int, rows: int, points: float
 ) -> str:
     """One run's pool, in an area of `rows` rows of `wide` tokens; returns what is seen, as a sentence."""
-    size, pool = block_size(timeline), _pool(timeline)
+    size, pool = block_size(timeline), pool_tokens(timeline)
     slots = timeline.header.get("kv_layout") == "slots"
     shares = {k: percent(sum(p.stop - p.start for p in pieces if p.kind == k) / pool) for k in KINDS}
     owners = counted(len({piece.owner for piece in pieces}), "request")

@@ -31,6 +31,7 @@ function makePattern(kind, colour) {
   }
   if (kind === "-") line(0, 3, 6, 3);
   if (kind === "/" || kind === "x") { line(-1, 7, 7, -1); line(-1, 1, 1, -1); line(5, 7, 7, 5); }
+  if (kind === "\\") { line(-1, -1, 7, 7); line(-1, 5, 1, 7); line(5, -1, 7, 1); }
   if (kind === "x") { line(-1, -1, 7, 7); line(5, -1, 7, 1); line(-1, 5, 1, 7); }
   const pattern = g.createPattern(canvas, "repeat");
   pattern.setTransform(new DOMMatrix().scale(size / canvas.width));
