@@ -162,6 +162,36 @@ def test_paging_lifts_a_limit_and_no_other(pools):
     assert slices.used_share < 0.3 < 0.9 < blocks.used_share
 
 
+def test_where_paging_loses_is_told_in_numbers():
+    """Large blocks waste more and share less; tiny ones need long tables; and slices that fit leave little to win."""
+    conversations = load_workload("shared-prefix:turns=2,prefix_tokens=128", num_requests=16, seed=1)
+    options = {"enable_prefix_caching": True, "kv_cache_tokens": 16_384, "max_num_seqs": 8}
+    table = []
+    for size in (1, 4, 16, 64, 256):
+        unused = claims.reservations(LENGTHS, max_model_len=1_024, block_size=size)["blocks"].unused
+        longest = max(-(-(prompt + answer - 1) // size) for prompt, answer in LENGTHS)
+        options |= {"block_size": size, "max_num_batched_tokens": 128}
+        run = run_simulation(conversations, SMALL, strategies=["chunked"], **options)["chunked"]
+        table.append((unused, longest, summarize(run)["prefix_hit_rate"]))
+        row = f"{size} {100 * unused:.0f} % {longest} {100 * table[-1][2]:.0f} %"
+        assert line_of("claim-4.1", str(size), f"{100 * unused:.0f} %") == row
+    unused, longest, hits = zip(*table)
+    assert list(unused) == sorted(unused) and list(longest) == sorted(longest, reverse=True)
+    assert list(hits) == sorted(hits, reverse=True) and hits[0] > 0.5 and hits[-1] == 0
+    equal = load_workload("uniform:prompt_min=200,prompt_max=200,output_min=56,output_max=56", num_requests=32)
+    variants = {
+        name: {"strategy": "continuous", "block_size": size} for name, size in (("slices", 256), ("blocks", 16))
+    }
+    runs = run_simulation(equal, SMALL, variants=variants, **SAME_POOL | {"max_model_len": 256})
+    for name, run in runs.items():
+        s = summarize(run)
+        used = 100 * s["kv_occupancy"]["tokens_of_reserved"]
+        row = f"{name}: {len(run.steps)} steps, {used:.0f} % in use of reserved, "
+        row += f"{s['num_preemptions']} preemptions, {s['num_lost_tokens']} tokens computed again"
+        assert row in output("7.4", "claim-4.1")
+        assert (s["num_lost_tokens"] > 0) == (name == "blocks")
+
+
 # 4.1: the chapter's own pool
 
 
