@@ -29,6 +29,7 @@ LOOK = """() => {
     errors: outputs.filter(o => o.output_type === 'error').map(o => `${o.ename}: ${o.evalue}`),
     pictures: document.querySelectorAll('.jp-OutputArea-output img').length,
     stills: [...document.querySelectorAll('[id^=minibatcher-]')].filter(e => !e.querySelector('canvas, svg')).length,
+    hidden: document.querySelectorAll('.jp-OutputPlaceholder').length,
     moving: document.querySelectorAll('[id^=minibatcher-] canvas, [id^=minibatcher-] svg').length,
   };
 }"""
@@ -45,11 +46,13 @@ def test_all_cells_run_and_all_pictures_are_drawn(path, lab, open_page):
     page = open_page(f"{lab.address}/lab/tree/{path.stem}.ipynb?token={lab.token}&reset", height=1000)
     page.set_default_timeout(400_000)
     page.wait_for_function(KERNEL_IS_IDLE, timeout=120_000)
+    assert (page.evaluate(LOOK)["hidden"] > 0) == any("outputs_hidden" in str(cell.metadata) for cell in notebook.cells)
     run_all_cells(page)
     page.wait_for_function(DRAWN, timeout=30_000)
     found = page.evaluate(LOOK)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert found["errors"] == []
+    assert found["hidden"] == 0  # what would have told the answer to a guess comes out when it is run
     assert found["counts"] == list(range(1, len(code) + 1))
     assert found["stills"] == 0 and found["moving"] > 0  # each chapter has a figure that moves
     assert found["pictures"] >= sum("show(" in cell.source for cell in code)

@@ -9,7 +9,7 @@ import pytest
 
 from minibatcher.labkit.build import kernel_environment, sources
 from minibatcher.labkit.manifest import load_manifest
-from minibatcher.labkit.notebooks import dumps, read_source, student_copy
+from minibatcher.labkit.notebooks import dumps, read_source, spoilers, student_copy
 
 pytest.importorskip("nbval")
 nbformat = pytest.importorskip("nbformat")
@@ -93,6 +93,26 @@ def test_an_unsolved_lab_is_red_and_says_why(path, tmp_path):
     assert result.returncode == 1
     assert "not written yet" in result.stdout and 'hint("' in result.stdout
     assert "NotImplementedError: your answer" not in result.stdout
+
+
+def cells(*sources):
+    """Notebook cells: prose begins with #."""
+    make = {True: nbformat.v4.new_markdown_cell, False: nbformat.v4.new_code_cell}
+    return [make[source.startswith("#")](source) for source in sources]
+
+
+@pytest.mark.parametrize(
+    "sources, hidden",
+    [
+        (["x = 1", "g = predict('q', None)", "g.reveal(x)", "print(x)", "# So it is.", "print(x)"], [2, 3]),
+        (["g = predict('q', None)", "# That is:", "draw()", "g.reveal(draw)", "# So."], [2, 3]),
+        (["g = predict('q', None)", "h = predict('r', None)", "g.reveal(1)", "h.reveal(2)"], [2, 3]),
+        (["g = predict('q', None)", "print(2)"], []),
+    ],
+)
+def test_what_would_answer_a_question_is_folded_away(sources, hidden):
+    made = cells(*sources)
+    assert [i for i, cell in enumerate(made) if cell in spoilers(made)] == hidden
 
 
 def test_the_naive_loop_is_under_forty_lines():

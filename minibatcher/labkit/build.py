@@ -22,10 +22,9 @@ from typing import Any
 from ..errors import MinibatcherError
 from . import audit
 from .manifest import Exercise, load_manifest
-from .notebooks import BuildError, dumps, read_source, require, student_copy, without_outputs
+from .notebooks import UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
 
 CELL_TIMEOUT_S = 120
-UNSAVED = "unsaved"  # tag of a cell whose output a reader should not meet before running it, such as an answer
 _MEND = "minibatcher labs build"
 
 

@@ -15,6 +15,7 @@ from ..errors import MinibatcherError, MissingDependency
 from .manifest import Exercise
 
 SET_UP = "set-up"  # tag of an empty cell of a chapter, which the build fills
+UNSAVED = "unsaved"  # tag of a cell whose output a reader should not meet before running it, such as an answer
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _HEADING = re.compile(r"^\{\{exercise (\S+)\}\}$", re.MULTILINE)
 
@@ -69,7 +70,29 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
             cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
         elif not cell.source.strip():
             raise BuildError(f"{path.name}: code cell {number} is empty; take it out")
+    for cell in spoilers(nb.cells):
+        if UNSAVED in cell.metadata.get("tags", []):
+            continue
+        cell.metadata["jupyter"] = {"outputs_hidden": True}  # JupyterLab shows it when the cell is run
     return nb
+
+
+def spoilers(cells: list[Any]) -> list[Any]:
+    """Code cells whose saved output would answer a question before the reader has guessed.
+
+    Those between `name = predict(…)` and `name.reveal(…)`, and those that follow the latter before any prose.
+    """
+    found: dict[str, Any] = {}
+    for i, cell in enumerate(cells):
+        if cell.cell_type != "code":
+            continue
+        for guess in re.findall(r"^(\w+) = predict\(", cell.source, re.MULTILINE):
+            later = [j for j in range(i, len(cells)) if f"{guess}.reveal(" in cells[j].source]
+            stop = later[0] + 1 if later else i
+            while stop < len(cells) and later and cells[stop].cell_type == "code":
+                stop += 1
+            found |= {c.id: c for c in cells[i + 1 : stop] if c.cell_type == "code" and "predict(" not in c.source}
+    return list(found.values())
 
 
 def student_copy(nb: Any) -> Any:
