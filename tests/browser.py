@@ -91,6 +91,16 @@ def screenshot(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def drag_finger(page, *places: tuple[float, float]) -> None:
+    """Put a finger down at the first place, move it over the others and lift it; one place is a tap."""
+    session = page.context.new_cdp_session(page)
+    session.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    kinds = ["touchStart", *["touchMove"] * (len(places) - 1)]
+    for kind, (x, y) in zip(kinds, places):
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y}]})
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
 @dataclass
 class Lab:
     """A running JupyterLab."""

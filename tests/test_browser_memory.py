@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from browser import run_cell, screenshot
+from browser import drag_finger, run_cell, screenshot
 from figure_cases import one_pool, preempting, small_blocks
 from test_memory_view import RUNS
 
@@ -12,6 +12,12 @@ from minibatcher.viz.memory_map import pieces_at, tables_at
 from minibatcher.viz.memory_view import moments_of
 
 ROOT = ".mb-memory"
+# Whether the upper left corner of a block is black: there is an outline. Of a light page, rows of `each` blocks.
+CORNER_IS_INK = """(canvas, [block, each]) => {
+  const left = 48, top = 15, width = (canvas.clientWidth - left - 2) / each, row = 24;
+  const x = left + (block % each) * width, y = top + Math.floor(block / each) * row + 1;
+  return canvas.getContext("2d").getImageData(Math.round(x), y, 1, 1).data.slice(0, 3).every(value => value < 60);
+}"""
 
 
 @pytest.fixture
@@ -64,11 +70,11 @@ def assert_agrees(page, run: int, timeline, position: int) -> None:
     assert int(found["running"]) == len(states) - states.count("finished")
 
 
-@pytest.mark.parametrize("name", ["slices", "blocks", "preempting", "by hand"])
+@pytest.mark.parametrize("name", ["slices", "blocks", "small blocks", "preempting", "by hand"])
 def test_every_moment_shows_what_the_run_held(show, name):
     timeline = RUNS[name]()
     page = show(timeline)
-    for time, position in moments_of(timeline)[::9]:
+    for time, position in moments_of(timeline)[::9]:  # among them blocks that are handed out downwards
         seek(page, time)
         if position is not None:
             assert_agrees(page, 0, timeline, position)
@@ -164,6 +170,8 @@ def test_a_story_names_a_request_and_its_blocks(show):
     assert f"block table: {', '.join(map(str, tables[owner]))}" in story
     assert f"{row.context} tokens in {len(tables[owner])} blocks of 16" in story
     assert canvas.evaluate("c => c.toDataURL()") != plain
+    lit = [block for block in range(40) if canvas.evaluate(CORNER_IS_INK, [block, 10])]
+    assert lit == sorted(tables[owner])
     page.mouse.move(box["x"] + 5, box["y"] + 27)  # beside the pool
     drawn(page)
     assert root(page)["request"] == "" and canvas.evaluate("c => c.toDataURL()") == plain
@@ -203,6 +211,21 @@ def test_a_free_block_and_a_slice_have_words_too(show):
     assert page.inner_text(f"{ROOT} .story") == "block 0: free"
     page.mouse.move(boxes[0]["x"] + 60, boxes[0]["y"] + 27)
     assert "slot 0: " in page.inner_text(f"{ROOT} .story") and "in a slice of 160" in page.inner_text(f"{ROOT} .story")
+
+
+def test_a_finger_does_it_too(show):
+    page = show(one_pool())
+    box = page.locator(f"{ROOT} .run canvas").nth(1).bounding_box()
+    drag_finger(page, (box["x"] + 60, box["y"] + 27))
+    drawn(page)
+    assert root(page)["request"] and "block table: " in page.inner_text(f"{ROOT} .story")  # it stays when lifted
+    drag_finger(page, (box["x"] + 5, box["y"] + 27))
+    drawn(page)
+    assert root(page)["request"] == ""
+    strip, before = page.locator(f"{ROOT} .overview").bounding_box(), float(root(page)["now"])
+    drag_finger(page, *((strip["x"] + strip["width"] * share, strip["y"] + 8) for share in (0.5, 0.6, 0.7)))
+    drawn(page)
+    assert float(root(page)["now"]) > before
 
 
 def test_notes_say_what_is_left_out(show):

@@ -1,7 +1,7 @@
 """The roofline picture in a browser: its numbers are the claim's, and a reader moves it."""
 
 import pytest
-from browser import run_cell, screenshot
+from browser import drag_finger, run_cell, screenshot
 from figure_cases import laptop_cost
 
 from minibatcher.claims import step_intensity
@@ -109,6 +109,10 @@ def test_sliders_follow_keys_and_pointer(show):
     slider.press("End")
     assert state(page)["batch"] == str(MAX_DECODES)
     assert page.inner_text(f"{ROOT} .value.fit").replace("\u00a0", " ") == "486: B is too large"
+    for batch, told in ((487, "486: B is too large"), (486, "486")):
+        type_in(page, "batch", batch)
+        assert page.inner_text(f"{ROOT} .value.fit").replace("\u00a0", " ") == told
+        assert_agrees(page, SHIPPED[0])
     slider.press("Home")
     assert state(page)["batch"] == "1"
     for name, most in (("context", 131_072), ("prefill", 4_096)):
@@ -139,6 +143,15 @@ def test_dragging_in_a_plot_moves_the_batch(show):
     roof = page.locator(f"{ROOT} canvas.roof").bounding_box()
     page.mouse.click(roof["x"] + 55, roof["y"] + roof["height"] - 60)  # the lowest mark is the nearest
     assert state(page)["batch"] == "1"
+    assert_agrees(page, SHIPPED[0])
+
+
+def test_a_finger_does_it_too(show):
+    page = show()
+    rates = page.locator(f"{ROOT} canvas.rates").bounding_box()
+    middle = rates["y"] + rates["height"] / 2
+    drag_finger(page, *((rates["x"] + rates["width"] * share, middle) for share in (0.2, 0.4, 0.6, 0.8)))
+    assert int(state(page)["batch"]) > 64
     assert_agrees(page, SHIPPED[0])
 
 

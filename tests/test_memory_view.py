@@ -1,6 +1,7 @@
 """The memory film's data: what is packed is what the runs did; its text, its size, and what it refuses."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from minibatcher.errors import InvalidParameter
 from minibatcher.timeline import RowState, Timeline
 from minibatcher.viz import memory_view
 from minibatcher.viz.memory_map import all_tables, pieces_at, tables_at
-from minibatcher.viz.memory_view import _pack, moments_of
+from minibatcher.viz.memory_view import _Holds, _pack, moments_of
 
 
 def unpacked(data: dict, arrays: dict[str, np.ndarray]) -> Iterator[dict[str, tuple[int, bool, list[int]]]]:
@@ -89,6 +90,31 @@ def test_all_tables_are_those_of_each_moment():
     timeline = one_pool()["continuous"]
     for position, tables in enumerate(all_tables(timeline)[0]):
         assert tables == tables_at(timeline, position)
+
+
+def test_prompts_may_get_their_blocks_as_they_are_computed():
+    timeline = small_blocks()
+    size = timeline.header["block_size"]
+    counts = [sum(-(-row.context // size) for row in step.rows) for step in timeline.steps]
+    assert counts != [step.kv_used_blocks for step in timeline.steps]
+    steps = [replace(step, kv_used_blocks=count) for step, count in zip(timeline.steps, counts)]
+    tables, wrong = all_tables(Timeline(timeline.clock, timeline.header, steps, timeline.requests))
+    assert wrong == 0 and [sum(map(len, table.values())) for table in tables] == counts
+    steps[-1] = replace(steps[-1], kv_used_blocks=0)
+    assert all_tables(Timeline(timeline.clock, timeline.header, steps, timeline.requests))[1] == 1
+
+
+def test_who_comes_back_to_the_same_blocks_was_away_in_between():
+    holds = _Holds()
+    for column, tables in enumerate([{0: [4, 5, 9]}, {0: [4, 5, 9, 8]}, {}, {0: [4, 5, 9, 8]}]):
+        holds.add(column, tables)
+    assert holds.spans == [
+        [0, 0, 2, 4, 2, 1, 0],
+        [0, 0, 2, 9, 1, 1, 2],
+        [0, 1, 2, 8, 1, 1, 3],
+        [0, 3, 4, 4, 2, 1, 0],
+        [0, 3, 4, 9, 2, -1, 2],
+    ]
 
 
 def test_between_the_last_and_the_next_nobody_holds_anything():

@@ -18,7 +18,7 @@ const BODY = `
 <div class="runs"></div>
 ${PLAYER_SCRUB}
 <canvas class="overview" role="img" aria-label="the whole run: reserved and used tokens of each pool; click to go there"
-  title="the whole run: tokens used dark, reserved lighter; click to go there"></canvas>
+  title="the whole run: tokens used strong, reserved faint; click to go there"></canvas>
 ${PLAYER_FOOT}
 <div class="legend" aria-label="what textures mean"></div>
 <p class="note" hidden></p>
@@ -114,7 +114,7 @@ export function mount(el, { data, arrays }, notify) {
       if (kind !== "ended" || pools.some(pool => pool.sums.ended.some(Boolean)))
         item(`${labels[kind]}${kind === "used" ? " (a colour a request)" : ""}`, rgb(theme.fills[kind][4]), theme.patterns[kind]);
     item("free", theme.soft(0.07));
-    legend.append(make("span", {}, "strips: the whole run, tokens used dark, reserved lighter"));
+    legend.append(make("span", {}, "strips: the whole run, tokens used strong, reserved faint"));
     const notes = pools.flatMap(pool => {
       const whose = pools.length > 1 ? `In ${pool.title}, ` : "Here ", said = [];
       if (pool.bin > 1) said.push(`${whose}one moment of every ${pool.bin} is shown.`);

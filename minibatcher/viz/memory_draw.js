@@ -78,7 +78,7 @@ function labelRows(g, pool, { wide, row, left, plot, top, rows }, theme) {
   g.fillText(unit, left, bottom);
 }
 
-// The whole run: what is reserved light, what running requests use dark. Returns where time 0 and the end stand.
+// The whole run: what is reserved faint, what running requests use strong. Returns where time 0 and the end stand.
 function drawStrips(g, pools, now, width, extent, theme) {
   const left = Math.min(110, width * 0.2), plot = width - left - 4, x = time => left + (time / extent) * plot;
   pools.forEach((pool, i) => {
