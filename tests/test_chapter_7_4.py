@@ -383,7 +383,7 @@ def test_the_knobs_named_are_those_of_the_package():
     assert all(len(row) == 5 for row in rows)
     for options in (SchedulerConfig, EngineOptions):
         defaults = ", ".join(f"{field.name}={field.default!r}" for field in fields(options))
-        assert f"{options.__name__}: {defaults}" in output("7.4", "claim-4.7")
+        assert f"{options.__name__}: {defaults}" in flat(output("7.4", "claim-4.7"))
     assert SchedulerConfig().admission == "preempt"
 
 
