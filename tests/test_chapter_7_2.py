@@ -140,9 +140,8 @@ def test_seven_run_three_leave_and_three_come_in():
     for step in run.steps:
         came, left = ", ".join(step.admitted), ", ".join(step.finished)
         moved = (f"   in: {came}" if came else "") + (f"   out: {left}" if left else "")
-        told += (
-            [f"step {step.index:2}: {len(step.rows)} in the batch, {step.num_waiting} waiting{moved}"] if moved else []
-        )
+        if moved:
+            told.append(f"step {step.index:2}: {len(step.rows)} in the batch, {step.num_waiting} waiting{moved}")
     assert output("7.2", "claim-2.3").splitlines() == told
 
 
@@ -183,6 +182,7 @@ def test_a_ragged_batch_has_no_padding_in_the_linear_layers(bard, loops):
 
     decodes = [len(step.rows) for step in runs["continuous"].steps if all(r.num_tokens == 1 for r in step.rows)]
     padding = sum(min(size for size in graph_sizes(8) if size >= n) - n for n in decodes)
+    assert f"recorded sizes: {graph_sizes(8)}\n" in text
     assert f"{len(decodes)} decode steps, {sum(decodes)} tokens, and {padding} of padding" in text
 
 
