@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from fakes import fake_requests, fake_run
 from figure_cases import one_pool, preempting, small, small_blocks
 from test_metrics import by_hand
 
@@ -25,9 +26,9 @@ def unpacked(data: dict, arrays: dict[str, np.ndarray]) -> Iterator[dict[str, tu
             if first <= column < last:
                 assert names[request] not in found
                 found[names[request]] = (tokens + growth * (column - first), bool(ended), {})
-        for request, first, last, block, count, way, place in arrays["holds"].reshape(-1, 7).tolist():
+        for request, first, last, block, count, place in arrays["holds"].reshape(-1, 6).tolist():
             if first <= column < last:
-                found[names[request]][2].update({place + i: block + way * i for i in range(count)})
+                found[names[request]][2].update({place + i: block + i for i in range(count)})
         for name, (tokens, ended, places) in found.items():
             assert sorted(places) == list(range(len(places)))
             found[name] = tokens, ended, [places[i] for i in range(len(places))]
@@ -42,6 +43,7 @@ RUNS = {
     "preempting": preempting,
     "a part": lambda: one_pool()["continuous"].slice(20, 60),
     "by hand": by_hand,
+    "idle at times": lambda: fake_run("continuous", fake_requests(6, rate=1.0)),
 }
 
 
@@ -109,18 +111,20 @@ def test_who_comes_back_to_the_same_blocks_was_away_in_between():
     for column, tables in enumerate([{0: [4, 5, 9]}, {0: [4, 5, 9, 8]}, {}, {0: [4, 5, 9, 8]}]):
         holds.add(column, tables)
     assert holds.spans == [
-        [0, 0, 2, 4, 2, 1, 0],
-        [0, 0, 2, 9, 1, 1, 2],
-        [0, 1, 2, 8, 1, 1, 3],
-        [0, 3, 4, 4, 2, 1, 0],
-        [0, 3, 4, 9, 2, -1, 2],
+        [0, 0, 2, 4, 2, 0],
+        [0, 0, 2, 9, 1, 2],
+        [0, 1, 2, 8, 1, 3],
+        [0, 3, 4, 4, 2, 0],
+        [0, 3, 4, 9, 1, 2],
+        [0, 3, 4, 8, 1, 3],
     ]
 
 
-def test_between_the_last_and_the_next_nobody_holds_anything():
-    found = moments_of(one_pool()["static"])
+def test_nobody_holds_anything_while_the_engine_waits():
+    found = moments_of(RUNS["idle at times"]())
     assert all(later > earlier for (earlier, _), (later, _) in pairwise(found))
-    assert found[-1][1] is None
+    assert [position for _, position in found].count(None) == 5 and found[-1][1] is None
+    assert [position for _, position in moments_of(one_pool()["static"])].count(None) == 1
 
 
 def test_words_and_size():

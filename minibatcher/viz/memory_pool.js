@@ -9,7 +9,7 @@ class Pool {
     this.time = time;
     this.requests = data.requests.map(([id, colour, arrival, end, prompt], index) => ({ index, id, colour, arrival, end, prompt }));
     this.rows = table(rows, 6);
-    this.holds = table(holds, 7);
+    this.holds = table(holds, 6);
     this.sums = { used: [], ended: [], reserved: [], running: [] };
     for (const name in this.sums) this.sums[name] = new Float64Array(time.length);
     const { used, ended, reserved, running } = this.sums;
@@ -29,8 +29,8 @@ class Pool {
     const owners = new Map(), holds = ([, first, last]) => first <= column && column < last;
     for (const [request, first, , tokens, growth, ended] of this.rows.filter(holds))
       owners.set(request, { request: this.requests[request], blocks: [], tokens: tokens + growth * (column - first), ended: ended === 1 });
-    for (const [request, , , block, blocks, way, place] of this.holds.filter(holds))
-      for (let i = 0; i < blocks; i++) owners.get(request).blocks[place + i] = block + way * i;
+    for (const [request, , , block, blocks, place] of this.holds.filter(holds))
+      for (let i = 0; i < blocks; i++) owners.get(request).blocks[place + i] = block + i;
     this.known = { column, owners };
     return owners;
   }

@@ -92,8 +92,7 @@ def _pack(timeline: Timeline, most: int) -> tuple[dict[str, Any], dict[str, np.n
     """What JSON holds, the arrays, and the figures of each moment shown.
 
     rows: request, first moment, moment behind the last, tokens in the first, more in each following, ended. holds:
-    request, first moment, moment behind the last, first block, blocks, +1 or -1 from each to the next, place of the
-    first in the block table.
+    request, first moment, moment behind the last, first block, blocks, place of the first in the block table.
     """
     size, pool = block_size(timeline), pool_tokens(timeline)
     tables, wrong = all_tables(timeline)
@@ -165,23 +164,19 @@ class _Holds:
                 known, spans = [], []
             for span in spans:
                 span[2] = column + 1
-            for block, count, way, place in _consecutive(table[len(known) :], len(known)):
-                spans.append([request, column, column + 1, block, count, way, place])
+            for block, count, place in _consecutive(table[len(known) :], len(known)):
+                spans.append([request, column, column + 1, block, count, place])
                 self.spans.append(spans[-1])
             self._last[request] = column, table, spans
 
 
-def _consecutive(blocks: Sequence[int], place: int) -> Iterator[tuple[int, int, int, int]]:
-    """First block, how many, +1 or -1, place in the table: of each stretch of blocks that rise or fall by one."""
+def _consecutive(blocks: Sequence[int], place: int) -> Iterator[tuple[int, int, int]]:
+    """First block, how many, place in the table: of each stretch of blocks that rise by one."""
     start = 0
-    while start < len(blocks):
-        stop, way = start + 1, 1
-        if stop < len(blocks) and abs(blocks[stop] - blocks[start]) == 1:
-            way = blocks[stop] - blocks[start]
-            while stop < len(blocks) and blocks[stop] - blocks[stop - 1] == way:
-                stop += 1
-        yield blocks[start], stop - start, way, place + start
-        start = stop
+    for stop in range(1, len(blocks) + 1):
+        if stop == len(blocks) or blocks[stop] != blocks[stop - 1] + 1:
+            yield blocks[start], stop - start, place + start
+            start = stop
 
 
 def _moment(timeline: Timeline, time: float, position: int | None, rows: Sequence[RowRecord], reserved: int) -> Moment:
