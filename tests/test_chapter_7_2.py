@@ -128,10 +128,12 @@ def test_seven_run_three_leave_and_three_come_in():
     guests = [
         Request(name, range(20), SamplingParams(max_tokens=n, ignore_eos=True)) for name, n in (seven | three).items()
     ]
-    run = simulated_engine(BOOK, "continuous", max_model_len=64, max_num_seqs=7).run(guests)
+    options = {"max_model_len": 64, "max_num_seqs": 7, "kv_cache_tokens": 448}
+    run = simulated_engine(BOOK, "continuous", **options).run(guests)
     out = next(step for step in run.steps if step.finished)
     following = run.steps[out.index + 1]
     assert len(out.rows) == len(following.rows) == 7
+    assert out.kv_used_blocks == following.kv_used_blocks > run.steps[-1].kv_used_blocks
     assert sorted(out.finished) == ["BANQUO", "MIRANDA", "OPHELIA"] and following.admitted == list(three)
     assert {row.slot for row in out.rows if row.request_id in out.finished} == {
         row.slot for row in following.rows if row.request_id in three
