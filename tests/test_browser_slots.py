@@ -67,10 +67,10 @@ def told(page, run: int = 0) -> dict[str, str]:
     return page.locator(".mb-slots .run").nth(run).evaluate("element => ({ ...element.dataset })")
 
 
-def at(page, iteration: int) -> dict[str, str]:
-    """Go to a moment of a run's axis of iterations, and read what is said of it."""
-    page.locator(".scrub").fill(str(iteration))
-    page.wait_for_function("n => document.querySelector('.run').dataset.iteration == n", arg=iteration)
+def at(page, step: int) -> dict[str, str]:
+    """Go to a moment of a run's axis of steps, and read what is said of it."""
+    page.locator(".scrub").fill(str(step))
+    page.wait_for_function("n => document.querySelector('.run').dataset.step == n", arg=step)
     return told(page)
 
 
@@ -90,7 +90,7 @@ def expected_slots(timeline: Timeline, position: int) -> str:
 
 
 def agrees(found: dict[str, str], summary: dict) -> None:
-    assert int(found["iteration"]) == summary["num_steps"]
+    assert int(found["step"]) == summary["num_steps"]
     assert float(found["useful"]) == pytest.approx(summary["slot_occupancy"])
     assert float(found["padding"]) == pytest.approx(summary["padding_share"])
     assert int(found["outputTokens"]) == summary["num_output_tokens"]
@@ -111,15 +111,15 @@ def test_totals_are_those_of_the_metrics(open_page, files, timelines):
     assert page.locator(".run .name").all_inner_texts()[1] == "time, simulated"
 
 
-def test_every_iteration_shows_what_the_timeline_says(open_page, files, timelines):
+def test_every_step_shows_what_the_timeline_says(open_page, files, timelines):
     page, timeline = open_page(files["one"]), timelines["static"]
-    for iteration in range(1, len(timeline.steps), 7):
-        found = at(page, iteration)
-        record = timeline.steps[iteration - 1]
-        assert found["slots"] == expected_slots(timeline, iteration - 1)
-        assert found["queue"].split() == timeline.waiting_at(iteration - 1)
+    for step in range(1, len(timeline.steps), 7):
+        found = at(page, step)
+        record = timeline.steps[step - 1]
+        assert found["slots"] == expected_slots(timeline, step - 1)
+        assert found["queue"].split() == timeline.waiting_at(step - 1)
         assert int(found["waiting"]) == record.num_waiting and int(found["kv"]) == record.kv_used_blocks
-        part = Timeline(timeline.clock, timeline.header, timeline.steps[:iteration], timeline.requests)
+        part = Timeline(timeline.clock, timeline.header, timeline.steps[:step], timeline.requests)
         computed = sum(s.num_computed_tokens for s in part.steps)
         assert float(found["padding"]) == pytest.approx(sum(s.num_padding_tokens for s in part.steps) / computed)
         assert float(found["useful"]) == pytest.approx(summarize(part)["slot_occupancy"])
@@ -131,25 +131,25 @@ def test_every_iteration_shows_what_the_timeline_says(open_page, files, timeline
 def test_buttons_and_keys_step_through_a_run(open_page, files, timelines):
     page, steps = open_page(files["one"]), len(timelines["static"].steps)
     page.locator(".mb-slots").focus()
-    assert press(page)["iteration"] == str(steps)
-    assert press(page, "Home")["iteration"] == "1"
-    assert press(page, "ArrowRight", "ArrowRight", "ArrowRight")["iteration"] == "4"
-    assert press(page, "ArrowLeft")["iteration"] == "3"
-    assert press(page, "PageDown")["iteration"] == str(round(3 + steps / 10))
-    assert press(page, "PageUp")["iteration"] in ("3", "4")
-    assert press(page, "End")["iteration"] == str(steps)
-    assert press(page, "ArrowRight")["iteration"] == str(steps)
+    assert press(page)["step"] == str(steps)
+    assert press(page, "Home")["step"] == "1"
+    assert press(page, "ArrowRight", "ArrowRight", "ArrowRight")["step"] == "4"
+    assert press(page, "ArrowLeft")["step"] == "3"
+    assert press(page, "PageDown")["step"] == str(round(3 + steps / 10))
+    assert press(page, "PageUp")["step"] in ("3", "4")
+    assert press(page, "End")["step"] == str(steps)
+    assert press(page, "ArrowRight")["step"] == str(steps)
     page.locator(".scrub").focus()  # which has keys of its own
-    assert press(page, "Home", "ArrowRight", "ArrowRight")["iteration"] == "3"
+    assert press(page, "Home", "ArrowRight", "ArrowRight")["step"] == "3"
     page.locator(".home").click()
     page.locator(".next").click()
-    assert press(page)["iteration"] == "2"
+    assert press(page)["step"] == "2"
     page.locator(".back").click()
-    assert press(page)["iteration"] == "1"
+    assert press(page)["step"] == "1"
     assert page.locator(".mb-slots").get_attribute("data-playing") == "false"
     # What a screen reader is told once it stands still.
-    page.wait_for_function(f"() => document.querySelector('.spoken').textContent.includes('iteration 1 of {steps}')")
-    assert f"iteration 1 of {steps}" in page.locator(".run canvas").first.get_attribute("aria-label")
+    page.wait_for_function(f"() => document.querySelector('.spoken').textContent.includes('step 1 of {steps}')")
+    assert f"step 1 of {steps}" in page.locator(".run canvas").first.get_attribute("aria-label")
 
 
 def test_it_plays_pauses_and_ends_by_itself(open_page, files, timelines):
@@ -157,20 +157,20 @@ def test_it_plays_pauses_and_ends_by_itself(open_page, files, timelines):
     page.locator(".mb-slots").focus()
     page.locator(".speed").select_option("20")
     page.locator(".mb-slots").focus()
-    assert press(page, "Home", "Space")["iteration"] in ("1", "2", "3")
+    assert press(page, "Home", "Space")["step"] in ("1", "2", "3")
     assert root(page)["playing"] == "true" and page.locator(".play").inner_text().endswith("Pause")
-    page.wait_for_function("() => document.querySelector('.run').dataset.iteration >= 5")
+    page.wait_for_function("() => document.querySelector('.run').dataset.step >= 5")
     press(page, "Space")
     first = press(page)
     page.wait_for_timeout(200)
     assert told(page) == first and root(page)["playing"] == "false"
-    assert int(first["iteration"]) == float(root(page)["now"]) < steps, "it stops at the end of an iteration"
+    assert int(first["step"]) == float(root(page)["now"]) < steps, "it stops at the end of a step"
     page.locator(".speed").select_option("1000")
     page.locator(".play").click()
     page.wait_for_function("() => document.querySelector('.mb-slots').dataset.playing === 'false'")
-    assert press(page)["iteration"] == str(steps)
+    assert press(page)["step"] == str(steps)
     page.locator(".play").click()  # again, from the beginning
-    page.wait_for_function("steps => document.querySelector('.run').dataset.iteration < steps", arg=steps)
+    page.wait_for_function("steps => document.querySelector('.run').dataset.step < steps", arg=steps)
 
 
 def test_a_picture_that_left_the_page_stops(open_page, files):
@@ -197,13 +197,13 @@ def test_several_runs_move_on_one_clock(open_page, files, timelines):
             starts = [s.start - timeline.span[0] for s in timeline.steps]
             position = bisect_left(starts, min(now, timeline.duration)) - 1
             found = told(page, i)
-            assert int(found["iteration"]) == position + 1
+            assert int(found["step"]) == position + 1
             ended = now > timeline.duration
             empty = " ".join(LETTERS[IDLE] * timeline.num_slots)
             assert found["slots"] == (empty if ended else expected_slots(timeline, position))
-    page.locator(".axis").select_option("iterations")
+    page.locator(".axis").select_option("steps")
     press(page)
-    assert at(page, 9)["iteration"] == "9" == told(page, 1)["iteration"]
+    assert at(page, 9)["step"] == "9" == told(page, 1)["step"]
 
 
 def test_behind_the_end_of_a_part_nobody_waits(open_page, tmp_path, timelines):
@@ -219,7 +219,7 @@ def test_the_strip_below_shows_and_reaches_every_moment(open_page, files, timeli
     page, steps = open_page(files["one"]), len(timelines["static"].steps)
     box = page.locator(".overview").bounding_box()
     page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 5)
-    assert 0.3 * steps < int(press(page)["iteration"]) < 0.7 * steps
+    assert 0.3 * steps < int(press(page)["step"]) < 0.7 * steps
     assert float(root(page)["shown"]) == steps
     page.locator(".in").click()
     page.locator(".in").click()
@@ -324,7 +324,7 @@ def test_it_follows_the_width_of_its_place(open_page, files):
 
 
 @pytest.mark.parametrize(
-    ("name", "iterations", "words"),
+    ("name", "steps", "words"),
     [
         ("empty", 0, "0 of 0"),
         ("single", 1, "1 of 1"),
@@ -332,11 +332,11 @@ def test_it_follows_the_width_of_its_place(open_page, files):
         ("wide", None, ""),
     ],
 )
-def test_odd_timelines_have_a_picture(open_page, files, name, iterations, words):
+def test_odd_timelines_have_a_picture(open_page, files, name, steps, words):
     page = open_page(files[name])
     page.locator(".mb-slots").focus()
     found = press(page, "Space", "Space", "Home", "ArrowRight", "ArrowLeft", "ArrowDown", "+", "-", "End")
-    assert iterations is None or int(found["iteration"]) == iterations
+    assert steps is None or int(found["step"]) == steps
     assert words in page.locator(".mb-slots").inner_text()
     drawn = page.locator(".run canvas").first.evaluate(
         """canvas => { const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -349,7 +349,7 @@ def test_odd_timelines_have_a_picture(open_page, files, name, iterations, words)
 def test_a_long_run_opens_in_fewer_columns_and_says_so(open_page, files):
     page = open_page(files["long"])
     found = told(page)
-    assert int(found["iteration"]) == int(found["iterations"]) > 10_000
+    assert int(found["step"]) == int(found["steps"]) > 10_000
     assert "each column stands for" in page.locator(".note").inner_text()
     assert page.locator(".run canvas").first.evaluate(COLOURS) > 5
     screenshot(page, "slots-long")
@@ -383,7 +383,7 @@ def test_a_live_picture_grows_follows_and_forgets(open_page, tmp_path, timelines
         part.steps = whole.steps[:stop]
         page.evaluate("part => send(part)", parcel(*columns(part, first)))
         found = press(page)
-        assert int(found["iteration"]) == stop, "it follows the end"
+        assert int(found["step"]) == stop, "it follows the end"
         assert found["slots"] == expected_slots(whole, stop - 1)
     agrees(found, summarize(whole))
     page.locator(".scrub").fill("17")
@@ -391,9 +391,9 @@ def test_a_live_picture_grows_follows_and_forgets(open_page, tmp_path, timelines
     page.evaluate("part => send(part)", parcel(*columns(whole, len(whole.steps))))
     assert press(page)["slots"] == expected_slots(whole, 16), "a reader who looks back is left there"
     page.evaluate("part => send(part)", parcel({"kind": "clear"}, {}))
-    assert press(page)["iteration"] == "0"
+    assert press(page)["step"] == "0"
     page.evaluate("part => send(part)", parcel(*columns(whole, 5)))
-    assert press(page)["iteration"] == "0"
+    assert press(page)["step"] == "0"
     assert page.evaluate("() => told.some(state => state.wanted === 0)"), "it asks for what it missed"
     page.evaluate("part => send(part)", parcel(*columns(whole, 0)))
     assert press(page)["slots"] == expected_slots(whole, len(whole.steps) - 1)
@@ -421,7 +421,7 @@ CELLS = [
     "film = animate(fake_run('static', fake_requests(12)))\n"
     "film",
     "widget = film.widget()\nwidget",
-    "print(widget.state['iteration'], widget.state['playing'], widget.state['axis'])",
+    "print(widget.state['step'], widget.state['playing'], widget.state['axis'])",
 ]
 
 
@@ -437,14 +437,14 @@ def test_in_jupyterlab_inline_and_as_a_widget(open_page, lab, request):
         page.keyboard.press("Home")
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowDown")  # JupyterLab would go to the next cell
-        page.wait_for_function("e => e.querySelector('.run').dataset.iteration === '2'", arg=film.element_handle())
+        page.wait_for_function("e => e.querySelector('.run').dataset.step === '2'", arg=film.element_handle())
         assert film.evaluate("e => document.activeElement === e && e.dataset.request !== ''")
         assert film.locator(".run canvas").first.evaluate(COLOURS) > 5
     page.wait_for_timeout(600)  # the kernel hears four times a second
-    assert run_cell(page, 2).split() == ["2", "False", "iterations"]
+    assert run_cell(page, 2).split() == ["2", "False", "steps"]
     widget.locator(".scrub").fill("25")
     widget.locator(".play").click()
-    page.wait_for_function("e => e.querySelector('.run').dataset.iteration > 25", arg=widget.element_handle())
+    page.wait_for_function("e => e.querySelector('.run').dataset.step > 25", arg=widget.element_handle())
     page.wait_for_timeout(600)
     text = run_cell(page, 2).split()
     assert int(text[0]) > 25 and text[1] == "True" and "Traceback" not in cell_text(page, 0)

@@ -210,7 +210,7 @@ def test_malformed_options_get_a_sentence(timelines):
 
 def test_an_animation_stands_still_where_nothing_runs(timelines):
     one = animate(timelines["static"])
-    assert one.data["axis"] == "iterations" and one.alt == describe(timelines["static"])
+    assert one.data["axis"] == "steps" and one.alt == describe(timelines["static"])
     assert one.text == slots_text(timelines["static"])
     bundle = one._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}

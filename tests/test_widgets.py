@@ -38,8 +38,8 @@ def test_a_picture_is_a_widget_and_stands_alone_too(name):
     assert "application/vnd.jupyter.widget-view+json" in bundle
     heard = []
     widget.observe(lambda change: heard.append(change["new"]), "state")
-    widget.state = {"iteration": 3}
-    assert heard == [{"iteration": 3}]
+    widget.state = {"step": 3}
+    assert heard == [{"step": 3}]
 
     alone = picture._repr_mimebundle_()
     assert set(alone) == {"text/html", "text/plain"} and alone["text/plain"] == picture.text

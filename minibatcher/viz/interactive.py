@@ -83,7 +83,7 @@ class Interactive:
         Path(path).write_text(self.page(title, below), encoding="utf-8")
 
     def widget(self):
-        """The same as an anywidget on a live kernel: its `state` follows what the reader does (iteration, sliders).
+        """The same as an anywidget on a live kernel: its `state` follows what the reader does (step, sliders).
 
         Raises MissingDependency without anywidget.
         """

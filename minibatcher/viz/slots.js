@@ -1,9 +1,9 @@
-// Who sat in which slot doing what, played as a film: rows are slots, columns iterations (or seconds), colour is the
+// Who sat in which slot doing what, played as a film: rows are slots, columns steps (or seconds), colour is the
 // request, strength, texture and letter the state. Several runs stand above each other and move on one clock.
 //
 // slots_run.js knows what happened, slots_draw.js draws it; this file holds the controls.
-// A position on the axis is a number of iterations done, or seconds since the first arrival. State for tests is in
-// data-* attributes: of the root (axis, now, playing, speed, shown, request), and of each run (iteration, useful, ...).
+// A position on the axis is a number of steps done, or seconds since the first arrival. State for tests is in
+// data-* attributes: of the root (axis, now, playing, speed, shown, request), and of each run (step, useful, ...).
 
 const MANY = 600;  // columns: of a longer run, half as many are seen at first
 const TALL = 640, MAX_ROW = 22, MIN_ROW = 2;  // pixels: all rows together, and one row
@@ -18,8 +18,8 @@ const STYLE = filmStyle(".mb-slots") + `
 `;
 
 const BODY = `
-<div class="bar">${playerButtons("iteration")}
-  <label>axis <select class="axis"><option>iterations</option><option>seconds</option></select></label>
+<div class="bar">${playerButtons("step")}
+  <label>axis <select class="axis"><option>steps</option><option>seconds</option></select></label>
   <span>zoom <button class="out" aria-label="show more of the run" title="show more (−)">−</button>
   <button class="in" aria-label="show less of the run" title="show less (+)">+</button></span>
 </div>
@@ -29,16 +29,16 @@ ${PLAYER_SCRUB}
   title="the whole run: slots at useful work are dark, those held without it lighter; click to go there"></canvas>
 <div class="legend" aria-label="what textures and letters mean"></div>
 <p class="note" hidden></p>
-<details class="keys"><summary>Keys</summary>${PLAYER_KEYS("iteration")}
+<details class="keys"><summary>Keys</summary>${PLAYER_KEYS("step")}
 <kbd>↑</kbd> <kbd>↓</kbd> a slot, and the story of the request in it · <kbd>esc</kbd> closes it · <kbd>+</kbd> <kbd>−</kbd>
 zoom. Pointing at a slot or at the queue, or tapping on it, tells the same story.</details>
 ${PLAYER_FOOT}
 `;
 
 const TOTALS = [  // label, what it shows at a moment
-  ["iteration", (run, m) => `${whole(m.iteration)} of ${whole(run.iterations)}`],
+  ["step", (run, m) => `${whole(m.step)} of ${whole(run.steps)}`],
   ["time", (run, m) => seconds(m.time)],
-  ["useful slots", (run, m) => percent(m.useful), "slot occupancy: of all slots in all iterations so far"],
+  ["useful slots", (run, m) => percent(m.useful), "slot occupancy: of all slots in all steps so far"],
   ["padding", (run, m) => percent(m.padding), "of the tokens computed so far"],
   ["output tokens/s", (run, m) => run.total.output ? whole(m.tokensPerSecond) : "–"],
   ["waiting", (run, m) => whole(m.waiting)],
@@ -97,11 +97,11 @@ export function mount(el, { data, arrays }, notify) {
   let theme = null, places = [], chosen = null, slotChosen = null, zoomed = false;
 
   const extent = () => Math.max(...runs.map(run => run.extent(axis)), 1e-9);
-  const steps = () => Math.max(...runs.map(run => run.iterations), 1);
-  // On the axis of seconds time passes evenly, at the pace that shows so many iterations a second of the longest run.
+  const steps = () => Math.max(...runs.map(run => run.steps), 1);
+  // On the axis of seconds time passes evenly, at the pace that shows so many steps a second of the longest run.
   const pace = speed => speed * (axis === "seconds" ? extent() / steps() : 1);
   const ends = () => runs.map(run => run.edges[axis].right);
-  const player = makePlayer(root, { extent, steps, pace, ends, draw, tell, follow, isWhole: () => axis === "iterations" });
+  const player = makePlayer(root, { extent, steps, pace, ends, draw, tell, follow, isWhole: () => axis === "steps" });
   const { drawSoon } = player;
 
   function makeSection() {
@@ -143,7 +143,7 @@ export function mount(el, { data, arrays }, notify) {
       showTotals(run, moments[i], sections[i]);
     });
     drawOverview(overview, runs, v, places[0], theme, extent());
-    player.showScrub(axis === "seconds" ? seconds(player.now) : `iteration ${whole(player.now)}`);
+    player.showScrub(axis === "seconds" ? seconds(player.now) : `step ${whole(player.now)}`);
     const speed = player.speed();
     Object.assign(root.dataset, {
       axis, playing: player.playing, now: player.now.toFixed(6), extent: extent().toFixed(6),
@@ -165,12 +165,12 @@ export function mount(el, { data, arrays }, notify) {
     });
     values[1].name.textContent = `time, ${run.clock}`;
     values[2].name.textContent = `useful, of ${whole(run.numSlots)} slot${run.numSlots > 1 ? "s" : ""}`;  // a share of few may be more work
-    values[0].box.title = run.firstIndex ? `a part of a run: its first iteration has number ${run.firstIndex}` : "";
+    values[0].box.title = run.firstIndex ? `a part of a run: its first step has number ${run.firstIndex}` : "";
     const told = section.dataset, letters = data.palette.letters, at = player.now.toFixed(6);
     if (told.column === String(moment.column) && told.at === at && told.count === String(run.count)) return;
     Object.assign(told, {
       run: run.title, clock: run.clock, at, column: moment.column, count: run.count,
-      iteration: moment.iteration, iterations: run.iterations, time: moment.time.toFixed(6),
+      step: moment.step, steps: run.steps, time: moment.time.toFixed(6),
       useful: moment.useful ?? "", padding: moment.padding ?? "", kv: moment.kv, waiting: moment.waiting,
       outputTokens: moment.output, tokensPerS: moment.tokensPerSecond ?? "",
       queue: moment.queue.map(request => request.id).join(" "),
@@ -203,7 +203,7 @@ export function mount(el, { data, arrays }, notify) {
       const whose = runs.length > 1 ? `In ${run.title}, ` : "Here ", said = [];
       if (run.interrupted) said.push(`${whose}the run was stopped before its end.`);
       if (run.bin > 1)
-        said.push(`${whose}each column stands for ${run.bin} iterations and shows what a slot did in most; totals are exact.`);
+        said.push(`${whose}each column stands for ${run.bin} steps and shows what a slot did in most; totals are exact.`);
       if (run.shown < run.numSlots) said.push(`${whose}slots from ${run.shown} on were never used and are not drawn.`);
       return said;
     });
@@ -215,21 +215,21 @@ export function mount(el, { data, arrays }, notify) {
 
   function tell() {
     const first = runs[0].moment(axis, player.now);
-    notify({ iteration: first.iteration, time: first.time, axis, playing: player.playing, request: chosen });
+    notify({ step: first.step, time: first.time, axis, playing: player.playing, request: chosen });
     player.say(describe);
   }
 
   // The moment in words, for who can't see it.
   const describe = () => runs.map((run, i) => {
     const m = run.moment(axis, player.now);
-    const words = `${run.title}: iteration ${whole(m.iteration)} of ${whole(run.iterations)}, ${seconds(m.time)}, ` +
+    const words = `${run.title}: step ${whole(m.step)} of ${whole(run.steps)}, ${seconds(m.time)}, ` +
       `useful slots ${percent(m.useful)}, ${whole(m.waiting)} waiting`;
     sections[i].canvas.setAttribute("aria-label", words);
     return words;
   }).join(". ");
 
   function setAxis(name) {
-    const old = axis, longest = runs.reduce((a, b) => b.iterations > a.iterations ? b : a);
+    const old = axis, longest = runs.reduce((a, b) => b.steps > a.steps ? b : a);
     const atEnd = player.now >= extent() - 1e-9;
     const column = longest.columnAt(old, player.now);
     axis = axisChoice.value = name;
@@ -237,10 +237,10 @@ export function mount(el, { data, arrays }, notify) {
     from = 0;
   }
 
-  // As many iterations as were asked for; of a long run, and of one that grows, a part.
+  // As many steps as were asked for; of a long run, and of one that grows, a part.
   function setFirstZoom() {
     const many = MANY * Math.max(...runs.map(run => run.bin));
-    const few = data.live || (axis === "iterations" && steps() > many);
+    const few = data.live || (axis === "steps" && steps() > many);
     zoom = clamp((data.columns || (few ? many / 2 : steps())) / steps(), 0, 1);
   }
 

@@ -15,7 +15,7 @@ from .plots import STRENGTH, describe, plot_comparison, plot_slots, slots_text
 from .sheet import finish
 from .trace import STATES, check, trace
 
-AXES = ("iterations", "seconds")
+AXES = ("steps", "seconds")
 TALLEST = 7.0  # inches, of the still picture of one run
 
 
@@ -31,19 +31,19 @@ def animate(
 
     Rows are slots; colour is the request; strength, texture and letter say what the slot did. From any timeline:
     measured, simulated or written by hand.
-    axis: what runs to the right, "iterations" or "seconds" since the first arrival; by default iterations for one run,
-    seconds for several. columns: how many iterations are seen at once, by default all; the reader can zoom.
-    max_columns: beyond so many iterations, several share a column, and the picture says so.
+    axis: what runs to the right, "steps" or "seconds" since the first arrival; by default steps for one run,
+    seconds for several. columns: how many steps are seen at once, by default all; the reader can zoom.
+    max_columns: beyond so many steps, several share a column, and the picture says so.
     live: the run goes on, and its widget is told of new steps with `widget.tell(*trace.columns(timeline, first_step))`,
     or to forget them with `widget.tell({"kind": "clear"})`. Where messages were lost, `state` says from which step on:
     `wanted`.
-    Its widget's `state` has iteration (done so far, of the first run), time (s), axis, playing, request (pointed at).
+    Its widget's `state` has step (done so far, of the first run), time (s), axis, playing, request (pointed at).
     Raises InvalidParameter.
     """
     runs = {str(name): run for name, run in timelines.items()} if isinstance(timelines, Mapping) else {"": timelines}
     if not runs:
         raise InvalidParameter("an animation needs at least one run")
-    axis = axis or ("seconds" if len(runs) > 1 else "iterations")
+    axis = axis or ("seconds" if len(runs) > 1 else "steps")
     if axis not in AXES:
         raise InvalidParameter(f"axis must be one of {', '.join(AXES)}, not {axis!r}")
     if columns is not None and (type(columns) is not int or columns < 1):

@@ -218,7 +218,7 @@ function drawFuture(g, run, place, view, x, theme) {
   g.fillStyle = theme.text;
   g.fillRect(Math.min(now, edge - 1) - 1, place.top, 2, bottom - place.top);
   if (run.count && edge - end > 150 && view.now >= run.extent(view.axis) - 1e-9) {
-    const after = view.axis === "seconds" ? seconds(run.duration) : `${whole(run.iterations)} iterations`;
+    const after = view.axis === "seconds" ? seconds(run.duration) : `${whole(run.steps)} steps`;
     note(g, `done after ${after}`, (end + edge) / 2, (place.top + place.bottom) / 2, theme);
   }
 }
@@ -228,10 +228,10 @@ function drawAxis(g, run, place, view, x, theme) {
   g.fillStyle = theme.soft(0.75);
   g.textAlign = "left";
   if (run.kvBlocks) g.fillText("KV blocks", 0, place.bottom + KV / 2 + 3);
-  const y = place.height - FOOT / 2 + 1, offset = view.axis === "iterations" ? run.firstIndex : 0;
-  g.fillText(view.axis === "seconds" ? "seconds" : "iteration", 0, y);
+  const y = place.height - FOOT / 2 + 1, offset = view.axis === "steps" ? run.firstIndex : 0;
+  g.fillText(view.axis === "seconds" ? "seconds" : "step", 0, y);
   g.textAlign = "center";
-  const step = niceStep((view.to - view.from) * 80 / place.plot, view.axis === "iterations");
+  const step = niceStep((view.to - view.from) * 80 / place.plot, view.axis === "steps");
   const digits = clamp(-Math.floor(Math.log10(step)), 0, 6), last = view.to + offset + 1e-9;
   const format = { minimumFractionDigits: digits, maximumFractionDigits: digits };
   for (let tick = Math.max(0, Math.ceil((view.from + offset) / step - 1e-9) * step); tick <= last; tick += step) {

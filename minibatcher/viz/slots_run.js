@@ -24,10 +24,10 @@ class Run {
     this.columns = { start: [], end: [], waiting: [], kv: [] };
     this.sums = Object.fromEntries(COUNTS.map(name => [name, []]));  // running totals, by column
     this.total = Object.fromEntries(COUNTS.map(name => [name, 0]));
-    this.edges = { iterations: { left: [], right: [] }, seconds: { left: [], right: [] } };
+    this.edges = { steps: { left: [], right: [] }, seconds: { left: [], right: [] } };
     this.slots = Array.from({ length: this.numSlots || 0 }, () => []);
     this.marks = []; this.gaps = []; this.requests = []; this.order = [];
-    this.iterations = 0; this.kvBlocks = 0; this.film = this.strip = null;
+    this.steps = 0; this.kvBlocks = 0; this.film = this.strip = null;
   }
 
   // Slots to draw: of many, not those at the end that nobody ever used.
@@ -78,7 +78,7 @@ class Run {
         this.sums[name].push(this.total[name]);
       }
     }
-    this.iterations = this.total.steps;
+    this.steps = this.total.steps;
   }
 
   addRuns(arrays, known) {
@@ -96,11 +96,11 @@ class Run {
   // Where each column begins and ends on either axis. The moments between two steps belong to the first one, unless the
   // engine was waiting for work: a gap.
   setEdges(from) {
-    const { start, end } = this.columns, { iterations, seconds } = this.edges;
+    const { start, end } = this.columns, { steps, seconds } = this.edges;
     this.gaps = this.gaps.filter(column => column < from);
     for (let c = from; c < this.count; c++) {
-      iterations.left[c] = c ? this.sums.steps[c - 1] : 0;
-      iterations.right[c] = this.sums.steps[c];
+      steps.left[c] = c ? this.sums.steps[c - 1] : 0;
+      steps.right[c] = this.sums.steps[c];
       const next = c + 1 < this.count ? start[c + 1] : end[c], pause = next - end[c];
       const isGap = pause >= Math.max((end[c] - start[c]) / this.bin, PAUSE);
       seconds.left[c] = start[c] - this.origin;
@@ -110,7 +110,7 @@ class Run {
   }
 
   extent(axis) {
-    if (axis === "iterations") return this.iterations;
+    if (axis === "steps") return this.steps;
     return Math.max(this.duration, this.edges.seconds.right[this.count - 1] || 0);
   }
 
@@ -142,7 +142,7 @@ class Run {
     // Behind the end of a part of a run nobody knows who waits.
     const queue = this.count && done && between ? [] : this.queue(cells, bySeconds ? position + this.origin : begun);
     return {
-      column, between, cells, queue, time, iteration: sum("steps"),
+      column, between, cells, queue, time, step: sum("steps"),
       useful: ratio(sum("working"), sum("places")), padding: ratio(sum("computed") - sum("useful"), sum("computed")),
       output: sum("output"), tokensPerSecond: ratio(sum("output"), over),
       waiting: bySeconds || column < 0 ? queue.length : this.columns.waiting[column],
