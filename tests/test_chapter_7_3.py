@@ -264,7 +264,7 @@ def test_without_triton_the_kernels_are_shown_and_not_run():
         "essay = loaded.tokenizer.encode('<|bos|>To be, or not to be: that is the question. ' * 10)",
         "shown = []",
         "show_source = shown.append",
-        "show_diff = lambda *both: shown.extend(both)",
+        "show_diff = lambda *both, names: shown.extend(both)",
         "for cell in json.load(sys.stdin): exec(cell, globals())",
         "assert len(shown) > 5 and all('tl.' in text for text in shown), shown",
     ]

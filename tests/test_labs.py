@@ -753,7 +753,7 @@ def test_pictures_and_source_are_shown_as_notebooks_can_read_them(monkeypatch):
     import IPython.display
     from matplotlib.figure import Figure
 
-    from minibatcher.labkit import show, show_source
+    from minibatcher.labkit import show, show_diff, show_source
 
     shown = []
     monkeypatch.setattr(IPython.display, "display", lambda bundle, **options: shown.append(bundle))
@@ -763,6 +763,11 @@ def test_pictures_and_source_are_shown_as_notebooks_can_read_them(monkeypatch):
     assert shown[0]["text/plain"] == '8 rows, "static" & <padded>'
     show_source(git)
     assert "overflow-x: auto" in shown[1]["text/html"] and shown[1]["text/plain"].startswith("def git(folder")
+    show_diff("a = 1\nb = 2", "a = 1\nb = 3 < 4", names=("before", "after"))
+    assert shown[2]["text/plain"] == "--- before\n+++ after\n@@ -1,2 +1,2 @@\n a = 1\n-b = 2\n+b = 3 < 4"
+    assert "+b = 3 &lt; 4" in shown[2]["text/html"] and "color" in shown[2]["text/html"]
+    show_diff(git, git)
+    assert shown[3]["text/plain"] == ""
 
 
 def test_building_again_gives_the_same_bytes(book):

@@ -42,16 +42,17 @@ def show_source(thing: object) -> None:
     _display_code(_source(thing), PythonLexer())
 
 
-def show_diff(old: object, new: object, *, context: int = 2) -> None:
+def show_diff(old: object, new: object, *, names: tuple[str, str] | None = None, context: int = 2) -> None:
     """Display what changed from one class, function or text to another: lines with - went, lines with + came.
 
-    context: unchanged lines shown around each change.
+    names: what stands above the two; None takes those of the classes or functions. context: unchanged lines shown
+    around each change.
     """
     import difflib
 
     from pygments.lexers import DiffLexer
 
-    names = [getattr(thing, "__name__", "text") for thing in (old, new)]
+    names = names or tuple(getattr(thing, "__name__", "") for thing in (old, new))
     lines = difflib.unified_diff(*(_source(thing).splitlines() for thing in (old, new)), *names, n=context, lineterm="")
     _display_code("\n".join(lines), DiffLexer())
 
