@@ -113,13 +113,13 @@ def test_totals_are_those_of_the_metrics(open_page, files, timelines):
 
 def test_every_step_shows_what_the_timeline_says(open_page, files, timelines):
     page, timeline = open_page(files["one"]), timelines["static"]
-    for step in range(1, len(timeline.steps), 7):
-        found = at(page, step)
-        record = timeline.steps[step - 1]
-        assert found["slots"] == expected_slots(timeline, step - 1)
-        assert found["queue"].split() == timeline.waiting_at(step - 1)
+    for number in range(1, len(timeline.steps), 7):
+        found = at(page, number)
+        record = timeline.steps[number - 1]
+        assert found["slots"] == expected_slots(timeline, number - 1)
+        assert found["queue"].split() == timeline.waiting_at(number - 1)
         assert int(found["waiting"]) == record.num_waiting and int(found["kv"]) == record.kv_used_blocks
-        part = Timeline(timeline.clock, timeline.header, timeline.steps[:step], timeline.requests)
+        part = Timeline(timeline.clock, timeline.header, timeline.steps[:number], timeline.requests)
         computed = sum(s.num_computed_tokens for s in part.steps)
         assert float(found["padding"]) == pytest.approx(sum(s.num_padding_tokens for s in part.steps) / computed)
         assert float(found["useful"]) == pytest.approx(summarize(part)["slot_occupancy"])
