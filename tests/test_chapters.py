@@ -9,7 +9,7 @@ import pytest
 
 from minibatcher.labkit.build import kernel_environment, sources
 from minibatcher.labkit.manifest import load_manifest
-from minibatcher.labkit.notebooks import dumps, read_source, spoilers, student_copy
+from minibatcher.labkit.notebooks import BuildError, dumps, read_source, spoilers, student_copy
 
 pytest.importorskip("nbval")
 nbformat = pytest.importorskip("nbformat")
@@ -113,6 +113,17 @@ def cells(*sources):
 def test_what_would_answer_a_question_is_folded_away(sources, hidden):
     made = cells(*sources)
     assert [i for i, cell in enumerate(made) if cell in spoilers(made)] == hidden
+
+
+def test_a_folded_cell_says_what_is_in_it(tmp_path):
+    path = tmp_path / "page.md"
+    text = "# A page\n\n```{code-cell} ipython3\n:tags: [folded]\n\n# @title A picture\ndraw()\n```\n"
+    path.write_text(text, encoding="utf-8")
+    metadata = read_source(path, {}).cells[1].metadata
+    assert metadata["jupyter"] == {"source_hidden": True} and metadata["cellView"] == "form"
+    path.write_text(text.replace("# @title A picture\n", ""), encoding="utf-8")
+    with pytest.raises(BuildError, match="must begin with a line `# @title"):
+        read_source(path, {})
 
 
 def test_the_naive_loop_is_under_forty_lines():

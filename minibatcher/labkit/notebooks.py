@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import MinibatcherError, MissingDependency
 from .manifest import Exercise
 
+FOLDED = "folded"  # tag of a cell whose code is no part of the story, such as one that draws a chapter's first picture
 SET_UP = "set-up"  # tag of an empty cell of a chapter, which the build fills
 UNSAVED = "unsaved"  # tag of a cell whose output a reader should not meet before running it, such as an answer
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
@@ -66,15 +67,24 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
                     f"{path.name}: the {SET_UP} cell is filled by the build (set_up_cell.py); leave it empty"
                 )
             cell.source = Path(__file__).with_name("set_up_cell.py").read_text(encoding="utf-8").strip()
-            # Folded away in JupyterLab, and a form on Colab: it is no part of the story.
-            cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+            _fold(cell, path)
         elif not cell.source.strip():
             raise BuildError(f"{path.name}: code cell {number} is empty; take it out")
+        elif FOLDED in cell.metadata.get("tags", []):
+            _fold(cell, path)
     for cell in spoilers(nb.cells):
         if UNSAVED in cell.metadata.get("tags", []):
             continue
-        cell.metadata["jupyter"] = {"outputs_hidden": True}  # JupyterLab shows it when the cell is run
+        # JupyterLab shows it when the cell is run.
+        cell.metadata["jupyter"] = cell.metadata.get("jupyter", {}) | {"outputs_hidden": True}
     return nb
+
+
+def _fold(cell: Any, path: Path) -> None:
+    """Show the first line of the code alone, in JupyterLab; on Colab, a form with its title."""
+    if not cell.source.startswith("# @title "):
+        raise BuildError(f"{path.name}: a folded cell must begin with a line `# @title …` that says what is in it")
+    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
 
 
 def spoilers(cells: list[Any]) -> list[Any]:
