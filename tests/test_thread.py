@@ -41,7 +41,7 @@ def simulated():
 def test_the_table_is_what_the_metrics_say(simulated, capsys):
     scoreboard(simulated, price_per_hour=12.0)
     title, *lines = capsys.readouterr().out.splitlines()
-    assert title.startswith("SIMULATED")
+    assert title.startswith("SIMULATED") and "requests/s arrive" in " ".join([title, lines[0]])
     cells = {line.split()[0]: line for line in lines if line.split()[0] in simulated}
     assert list(cells) == list(strategies_until("7.3"))
     first = summarize(simulated["solo"])["output_tokens_per_s"]
@@ -67,7 +67,11 @@ def test_measured_runs_say_whether_their_answers_are_the_same(capsys):
     runs = running_comparison("7.1", load_model("bard"))
     scoreboard(runs)
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("MEASURED") and "Answers: the same, token for token, in every run." in out
+    assert (
+        out.startswith("MEASURED")
+        and "all requests at once" in out
+        and "Answers: the same, token for token, in every run." in out
+    )
     steps = {name: len(t.steps) for name, t in runs.items()}
     assert steps["static"] == steps["dynamic"] < steps["solo"] == sum(r.output_tokens for r in book_workload())
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from ..errors import InvalidParameter
 
-CLOSE = 0.1  # a guess is close if it is off by no more than this share of the true value
+CLOSE = 0.25  # a guess is close if it is off by no more than this share of the true value,
+CLOSE_POINTS = 5  # and one in percent, by no more than so many percentage points and half of the true value
 _LARGEST = 1e100  # no guess needs more, and with more the words of the gap would overflow
 _asked: dict[str, Guess] = {}
 
@@ -65,7 +66,8 @@ class Guess:
         """Whether the guess is right or nearly so: no choice is nearly right."""
         if self.right or self.choices or None in (self.guess, self.truth):
             return self.right
-        return abs(self.guess - self.truth) <= CLOSE * abs(self.truth)
+        gap, truth = abs(self.guess - self.truth), abs(self.truth)
+        return gap <= min(CLOSE_POINTS, truth / 2) if self.unit == "%" else gap <= CLOSE * truth
 
     @property
     def gap(self) -> str:
