@@ -124,10 +124,29 @@ def test_the_toy_planner_is_the_scheduler(seed):
             plan = planner(behind, budget) if strategy == "chunked" else planner(behind)
             assert plan == {row.request_id: row.num_tokens for row in step.rows if row.num_tokens}
             for name, n in plan.items():
-                behind[name] = behind[name] - n or 1
+                behind[name] = max(behind[name] - n, 1)
             if behind["newcomer"] == 1:
                 break
         assert "newcomer" in plan or budget <= readers
+
+
+def test_a_budget_of_the_readers_alone_starves_the_newcomer(capsys):
+    """3.2: what "Change something" asks for, by the notebook's own functions."""
+    behind = {"r0": 1, "r1": 1, "r2": 1, "newcomer": 20}
+    plan, play = defined("chunked_plan", "play", behind=behind)
+
+    def played(num_steps, budget):
+        play(plan, num_steps, budget=budget)
+        lines = capsys.readouterr().out.splitlines()[2:]
+        return [(line.split()[4], int(line.split()[5])) for line in lines]
+
+    assert played(21, 4) == [("1", max(20 - i, 1)) for i in range(21)]
+    assert set(played(21, 3)) == {("-", 20)}
+    play(plan, 6, budget=4)
+    table = capsys.readouterr().out
+    cells = notebook(CHAPTER)["cells"]
+    text = "".join("".join(out.get("text", "")) for cell in cells for out in cell.get("outputs", ()))
+    assert table in text
 
 
 def test_the_budget_trades_ttft_against_itl():
@@ -147,7 +166,10 @@ def test_the_budget_trades_ttft_against_itl():
     measured = text[text.index("measured here") :].splitlines()[1:4]
     measured = [[float(word.replace(",", "")) for word in line.split()] for line in measured]
     assert [row[0] for row in measured] == [32, 128, 512]
-    assert measured[0][1] >= measured[-1][1]  # steps
+    assert [row[1] for row in measured] == [-(-1_500 // (budget - 8)) for budget in (32, 128, 512)]  # steps
+    fitting = [p.max_num_batched_tokens for p in points if p.longest_step_s <= 0.05]
+    line = f"No gap above 50 ms: of the budgets in the table, {max(fitting)} is the largest that fits.\n"
+    assert line in output(CHAPTER, "nbval-check-output")
     assert measured[0][2] < measured[-1][2]  # the readers' gaps
 
 
@@ -168,9 +190,9 @@ def test_decodes_go_first():
 
 def test_a_chunk_lifts_the_intensity_of_a_step():
     """3.5"""
-    text = output(CHAPTER, "claim-3.5")
-    shared = {s.chunk_tokens: s for s in claims.shared_stream(BOOK)}
-    steps, saved_ms = claims.mixed_intensity(BOOK, num_decodes=30, context_tokens=1_000), {}
+    text, sizes = output(CHAPTER, "claim-3.5"), (0, 64, 98, 128, 256, 512, 1_024)
+    shared = {s.chunk_tokens: s for s in claims.shared_stream(BOOK, sizes[1:])}
+    steps, saved_ms = claims.mixed_intensity(BOOK, sizes, num_decodes=30, context_tokens=1_000), {}
     assert f"the ridge is at {steps[0].ridge:.0f} FLOPs a byte" in text
     for m in steps:
         c, bound = m.prefill_tokens, "compute" if m.compute_bound else "bandwidth"
@@ -183,12 +205,18 @@ def test_a_chunk_lifts_the_intensity_of_a_step():
             saved_ms[c] = 1e3 * (s.decodes_alone_s + s.chunk_alone_s - s.together_s)
             line += f"{saved_ms[c]:14.1f} ms{100 * s.saved_share:6.0f} %"
         assert f"{line}\n" in text
-    # "the time to read all weights once"
+    # "nearly a whole reading of the weights, and what a step costs by itself"; the first of these shrinks
     weights = 1e3 * BOOK.model.linear_bytes(BOOK.dtype) / (BOOK.device.bandwidth * 4 * BOOK.efficiency.bandwidth)
-    assert [saved_ms[c] for c in (256, 512, 1_024)] == pytest.approx([weights] * 3, rel=0.15)
-    assert steps[1].seconds < 1.1 * steps[0].seconds  # "almost for nothing"
+    fixed = 1e3 * BOOK.efficiency.step_s + 1e3 * 2 * BOOK.model.num_layers * 10e-6  # and two all-reduces a layer
+    assert [saved_ms[c] - fixed for c in (64, 98)] == pytest.approx([weights] * 2, rel=0.1)
+    assert all(saved_ms[c] - fixed < 0.7 * weights for c in (256, 512, 1_024))
+    # "up to there the ride is nearly free. The next token opens a second tile."
+    full, over = claims.mixed_intensity(BOOK, (98, 99), num_decodes=30, context_tokens=1_000)
+    assert BOOK.efficiency.tile_tokens == 98 + 30
+    assert full.seconds < 1.12 * steps[0].seconds and over.seconds > 1.15 * full.seconds
     assert steps[-1].bytes_read < 1.01 * steps[0].bytes_read and steps[-1].flops > 10 * steps[0].flops
-    assert [m.compute_bound for m in steps] == [False, False, False, False, True, True]
+    assert [m.compute_bound for m in steps] == [False] * 5 + [True] * 2
+    assert not steps[4].compute_bound and steps[4].seconds > 1.5 * steps[0].seconds  # "real kernels turn earlier"
 
 
 def test_a_split_wins_until_its_half_is_full():
@@ -266,7 +294,8 @@ def test_without_triton_the_kernels_are_shown_and_not_run():
         "show_source = shown.append",
         "show_diff = lambda *both, names: shown.extend(both)",
         "for cell in json.load(sys.stdin): exec(cell, globals())",
-        "assert len(shown) > 5 and all('tl.' in text for text in shown), shown",
+        "assert len(shown) > 7 and all('tl.' in text or '_kernel[(' in text for text in shown), shown",
+        "assert sum('_kernel[(' in text for text in shown) == 2",
     ]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
@@ -295,6 +324,22 @@ def test_the_tiles_of_the_worked_example():
     assert "\n".join(printed) in text
 
 
+def test_what_a_load_is_worth():
+    """3.4: the counted FLOPs a byte of keys and values loaded, query by query and key by key."""
+    from minibatcher.hardware import device
+
+    (loads,) = defined("key_loads")
+    n, tile, dim = 1_000, 64, 32
+    flops = sum(4 * dim for query in range(n) for _ in range(query + 1))
+    tiled_bytes = sum(2 * 2 * dim for first in range(0, n, tile) for _ in range(min(first + tile, n)))
+    assert tiled_bytes == 4 * dim * loads(n, tile) and flops == 4 * dim * loads(n, 1)
+    text = output(CHAPTER, "nbval-check-output")
+    counted = {"naive": 1, "tiles of 64 queries": flops / tiled_bytes, "a decode, 8 heads of queries share": 8}
+    for name, worth in counted.items():
+        assert f"{name:36}{worth:4.0f} FLOPs a byte of keys and values loaded\n" in text
+    assert f"{'ridge of an H100':36}{device('h100').ridge('float16'):4.0f} FLOPs a byte of device memory\n" in text
+
+
 def test_how_far_the_simulator_was_off():
     """The errors that the chapter prints before its 70B table, and its words on them."""
     from minibatcher.calibrate import shipped_report, shipped_source
@@ -314,7 +359,8 @@ def test_how_far_the_simulator_was_off():
         assert f"{name:32}{rows[1][key].measured:9,.0f}{off}\n" in text
     assert shipped_source() in " ".join(text.split())
     unfitted, fitted = ([abs(found[key].error) for key in words.values()] for found in rows)
-    assert min(unfitted) > 0.19 and sorted(fitted)[-2] < 0.05 and fitted[-1] == max(fitted) < 0.15
+    assert min(unfitted) > 0.19 and max(unfitted) < 0.35  # "by a fifth to a third"
+    assert sorted(fitted)[-2] < 0.05 and fitted[-1] == max(fitted) < 0.15
 
 
 def test_the_70b_model_gains_as_the_chapter_says():
@@ -342,10 +388,15 @@ def test_where_it_loses():
     for budget in (8_192, 2_048, 512, 128, 32):
         engine = simulated_engine(BOOK, "chunked", max_model_len=8_192, max_num_seqs=1, max_num_batched_tokens=budget)
         alone = engine.run([Request("newcomer", [1] * 4_000, SamplingParams(max_tokens=1, ignore_eos=True))])
+        weights = len(alone.steps) * BOOK.model.linear_bytes(BOOK.dtype)
         read = sum(work_of(step, alone.requests).kv_tokens_read for step in alone.steps)
-        assert f"{budget:32,}{len(alone.steps):8}{read:24,}{1e3 * alone.duration:11.0f}\n" in text
+        read *= BOOK.model.kv_bytes_per_token(BOOK.dtype)
+        line = f"{budget:32,}{len(alone.steps):8}{weights / 1e12:19.2f}{read / 1e12:20.3f}{1e3 * alone.duration:11.0f}"
+        assert f"{line}\n" in text
+        assert read < 0.01 * weights  # "hardly count"
         times.append(alone.duration)
-    assert times == sorted(times) and times[2] < 1.25 * times[0] and times[-1] > 8 * times[0]
+    assert times == sorted(times) and times[-1] > 8 * times[0]
+    assert 1.2 < times[2] / times[0] < 1.3  # "a quarter longer"
 
     chats = load_workload("uniform:prompt_min=16,prompt_max=64,output_min=64,output_max=256", num_requests=100, seed=1)
     chats, rows = chats.at_rate(4.0, seed=1), []
