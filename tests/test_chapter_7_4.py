@@ -164,6 +164,16 @@ def test_paging_lifts_a_limit_and_no_other(pools):
     assert slices.used_share < 0.3 < 0.9 < blocks.used_share
 
 
+def test_a_full_token_budget_leaves_half_the_pool_empty(pools):
+    """«As long as somebody waits, every step is full to its token budget.»"""
+    workload = claims.continuous.sweep_workloads(600, 0)["azure-conv"]
+    options = {"max_model_len": 8_192, "max_num_seqs": 600, "max_num_batched_tokens": 2_048}
+    run = run_simulation(workload, BOOK, strategies=["chunked"], **options)["chunked"]
+    assert {step.num_computed_tokens for step in run.steps if step.num_waiting} == {2_048}
+    assert summarize(run)["output_tokens_per_s"] == pools["azure-conv", 16].output_tokens_per_s
+    assert 0.4 < pools["azure-conv", 16].reserved_share < 0.6
+
+
 def test_where_paging_loses_is_told_in_numbers():
     """Large blocks waste more and share less; tiny ones need long tables; and slices that fit leave little to win."""
     conversations = load_workload("shared-prefix:turns=2,prefix_tokens=128", num_requests=16, seed=1)
@@ -272,6 +282,7 @@ def test_shared_blocks_are_those_of_the_chapter():
         computed = len(tokens) - found
         assert f"{name:7} {found:2} of {len(tokens)} tokens found, {computed:2} to compute: {kv.table(name)}" in printed
     kv.check()
+    assert ": 0 blocks in use, 4 kept, 28 free." in printed  # three shared, and one that an answer has filled
     assert (
         f"{kv.num_used_blocks} blocks are in use. Without sharing it would be {kv.num_shared_blocks} more." in printed
     )
@@ -357,6 +368,9 @@ def test_recompute_against_swap_stands_in_the_chapter(talks):
         assert row in flat(output("7.4", "claim-4.5"))
         speeds.append(s["output_tokens_per_s"])
     assert 1 < speeds[1] / speeds[0] < 1.1  # «the two are close, swapping wins a little»
+    size = claims.kv_size(BOOK.model).bytes_per_token * 16 // 4  # of a block, on one of four GPUs
+    pieces = 2 * BOOK.model.num_layers
+    assert f"2 × {BOOK.model.num_layers} pieces of {size // pieces // 1024} KiB" in output("7.4", "claim-4.5")
 
 
 # 4.6, 4.7: beside it, and after it
@@ -374,16 +388,36 @@ def test_five_techniques_are_set_apart_with_a_line_each():
     assert all(len(row) == 3 and all(len(cell) > 20 for cell in row[1:]) for row in rows)
 
 
+def knob_tables():
+    """The rows of the two tables on production: names of knobs; what to try when something hurts."""
+    names, hurts = section("The same knobs in production").split("When should you turn which?")
+    return table_rows(names), table_rows(hurts)
+
+
+def test_what_to_try_is_a_knob_of_the_first_table():
+    names, hurts = knob_tables()
+    assert len(hurts) == 6 and all(len(row) == 4 for row in hurts)
+    vllm = {row[1].strip("`") for row in names}
+    assert {knob for row in hurts for knob in re.findall(r"`(\w+)`", row[2])} <= vllm
+    assert {name for row in hurts for name in re.findall(r"`(\w+)`", row[1])} == {
+        "num_requests_waiting",
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "num_preemptions",
+        "inter_token_latency_seconds",
+        "prefix_cache_hits",
+        "prefix_cache_queries",
+    }
+
+
 def test_the_knobs_named_are_those_of_the_package():
-    rows = table_rows(section("The same knobs in production"))
+    rows, _ = knob_tables()
     ours = {field.name for options in (SchedulerConfig, EngineOptions) for field in fields(options)}
     named = [row[0].strip("`") for row in rows]
     assert set(named) <= ours
     assert {"max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"} <= set(named)
     assert all(len(row) == 5 for row in rows)
-    for options in (SchedulerConfig, EngineOptions):
-        defaults = ", ".join(f"{field.name}={field.default!r}" for field in fields(options))
-        assert f"{options.__name__}: {defaults}" in flat(output("7.4", "claim-4.7"))
+    assert not EngineOptions().enable_prefix_caching  # «here it is off»
     assert SchedulerConfig().admission == "preempt"
 
 
@@ -418,17 +452,56 @@ def test_the_offline_bill_stands_in_the_chapter(offline):
     assert f"Static batching costs {offline['static'] / offline['chunked']:.1f} × as much." in printed
 
 
+PROMISE = {"ttft_ms": 10_000, "tpot_ms": 100}
+SEARCH = {"share": 0.9, "low": 0.25, "high": 10.0, "start": 1.0, "tolerance": 0.1}
+
+
+def servers(*strategies, **options):
+    """The two servers of the chapter's bill, by name."""
+    visits = profile("azure-conv", 200, request_rate=1.0, arrivals="poisson", seed=0).fit_to_context(8_192)
+    return dict(rate_servers(visits, BOOK, make_variants(list(strategies)), **BILL | options))
+
+
+def per_million(run):
+    return cost(run, 12.0)["cost_per_million_output_tokens"]
+
+
 def test_the_bill_at_the_same_promise_stands_in_the_chapter(offline):
     """And static batching is dearer still when people must not wait."""
-    visits = profile("azure-conv", 200, request_rate=1.0, arrivals="poisson", seed=0).fit_to_context(8_192)
-    promise, price = {"ttft_ms": 10_000, "tpot_ms": 100}, {}
-    for name, serve in rate_servers(visits, BOOK, make_variants(["static", "chunked"]), **BILL):
-        found = find_capacity(serve, promise, share=0.9, low=0.5, high=10.0, start=0.7, tolerance=0.3)
-        bill = cost(serve(found.request_rate), 12.0)
-        price[name] = bill["cost_per_million_output_tokens"]
-        row = f"{name} {found.request_rate:.2f} {price[name]:.2f} {1_000 * bill['cost_per_request']:.2f}"
-        assert line_of("claim-M.4", name, f"{found.request_rate:.2f}") == row
+    price = {}
+    for name, serve in servers("static", "chunked").items():
+        found = find_capacity(serve, PROMISE, **SEARCH)
+        run = serve(found.request_rate)
+        price[name] = per_million(run)
+        row = f"{name} {found.request_rate:.2f} {price[name]:.2f} {1_000 * cost(run, 12.0)['cost_per_request']:.2f} "
+        broke = {"static": "too few kept", "chunked": "the queue grows"}[name]
+        assert line_of("claim-M.4", name, f"{found.request_rate:.2f}") == row + broke
     assert price["static"] / price["chunked"] > 2 * offline["static"] / offline["chunked"]
+
+
+def test_a_promise_moves_static_batching_and_slots_move_the_chunked():
+    """What the chapter says will happen to who changes `promise`, or `bill`."""
+    lax, strict = {"ttft_ms": 30_000, "tpot_ms": 200}, {"ttft_ms": 2_000, "tpot_ms": 100}
+
+    def holds(serve, rate, promise):
+        options = SEARCH | {"low": rate, "high": 1.1 * rate, "start": rate, "max_probes": 2}
+        return find_capacity(serve, promise, **options).probes[0].sustained
+
+    static, chunked = servers("static", "chunked").values()
+    (more_slots,) = servers("chunked", max_num_seqs=128).values()
+    assert not holds(static, 0.25, strict) and not holds(static, 1.4, PROMISE) and holds(static, 1.4, lax)
+    for promise in (strict, PROMISE, lax):
+        assert holds(chunked, 7.4, promise) and not holds(chunked, 8.2, promise)
+    assert holds(more_slots, 8.2, strict)
+
+
+def test_the_load_sets_the_bill():
+    price = {}
+    for rate in (0.2, 1, 4, 7):
+        price[rate] = [per_million(serve(rate)) for serve in servers("static", "chunked").values()]
+        assert line_of("claim-M.4", f"{rate} ") == " ".join([str(rate), *(f"{one:.2f}" for one in price[rate])])
+    assert price[0.2][0] == pytest.approx(price[0.2][1], rel=0.01)  # «while both keep up, they cost the same»
+    assert price[1][0] == pytest.approx(price[1][1], rel=0.03) and price[7][0] > 2 * price[7][1]
 
 
 # M.6: an honest comparison
@@ -466,5 +539,5 @@ def test_each_item_of_the_checklist_stands_where_it_says():
         for name in named:
             assert name in places.get(place, data) or name in data, f"{name} is said to stand in {place}"
     assert run["requests"][0].keys() >= {"id", "prompt_tokens", "output_tokens", "finish_reason", "output_hash"}
-    for key in ("model_fingerprint", "seed", "software", "workload", "differing", "first raw result"):
-        assert line_of("claim-M.6", key)
+    for name in ("model_fingerprint:", "differing: block_size", "first raw result, output_hash:"):
+        assert line_of("claim-M.6", name)
