@@ -15,7 +15,7 @@ NUMBER_OF_ROWS = {"0": 6, "1": 7, "2": 13, "3": 6, "4": 7, "M": 6}
 KINDS = {"claim", "implemented", "shown", "measuring", "pointer"}
 
 
-def tests_in(path):
+def names_of_tests(path):
     """The names of a file's test functions."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
@@ -38,7 +38,7 @@ def test_its_tests_exist(row):
     assert row.tests or row.kind == "pointer"
     for test in row.tests:
         path, _, name = test.partition("::")
-        assert name in tests_in(path), f"{row.id}: there is no test {test}"
+        assert name in names_of_tests(path), f"{row.id}: there is no test {test}"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.kind == "claim"], ids=lambda row: row.id)
