@@ -1,11 +1,13 @@
 """Chapter 7.1: what its cells printed is what the package computes again."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from book import output, printed, tagged
 
 from minibatcher import claims
+from minibatcher.claims import padding
 from minibatcher.labkit import book_workload
 from minibatcher.labkit.notebooks import SET_UP
 
@@ -82,9 +84,25 @@ def test_what_a_delay_buys():
     open_loop, (at_once, late) = rows[:3], rows[3:]
     assert [r[1] for r in open_loop] == sorted(r[1] for r in open_loop)  # larger batches
     assert [r[3] for r in open_loop] == sorted((r[3] for r in open_loop), reverse=True)  # less work
-    assert [r[5] for r in open_loop] == sorted(r[5] for r in open_loop)  # everybody waits longer
+    assert [r[5] for r in open_loop] == sorted(r[5] for r in open_loop)  # people wait longer
     assert len({r[2] for r in open_loop}) == 1  # no more is served
     assert late[2] > 1.6 * at_once[2] and late[5] < at_once[5]
+    assert late[1] == 32 and late[4] == 0  # all together, and the delay never runs out
+
+
+def test_a_static_batch_waits_for_one_who_never_comes():
+    """1.6: seven requests and eight slots; a delay takes from the first and from who has just missed the batch."""
+    said = printed("7.1", "When may a batch start? Dynamic batching")
+    rows = re.findall(r"^(static|dynamic, no delay|dynamic, delay) +(\d(?: \+ \d)*) +([\d ]+)$", said, re.M)
+    names, sizes, figures = zip(*rows)
+    assert names == ("static", "dynamic, no delay", "dynamic, delay")
+    batches = [[int(size) for size in text.split(" + ")] for text in sizes]
+    assert batches[0] == [7] and batches[1][0] == 1 and 1 < batches[2][0] < 7
+    assert [sum(batch) for batch in batches] == [7] * 3
+    static, at_once, delay = [[int(x) for x in text.split()] for text in figures]  # steps, first, last, mean
+    assert static[0] < delay[0] < at_once[0]
+    assert static[3] > 3 * max(at_once[3], delay[3])
+    assert at_once[1] == 0 < delay[1] < static[1] and at_once[2] < delay[2] < static[2]
 
 
 def test_sorting_mends_padding_alone():
@@ -104,6 +122,25 @@ def test_sorting_mends_padding_alone():
     assert after.prefill_s < before.prefill_s / 2 and after.decode_s == pytest.approx(before.decode_s, rel=0.05)
 
 
+def test_sorting_more_requests_leaves_less_padding_and_alike_answers_less_waiting(monkeypatch):
+    """1.7, what the prose adds to the table: a larger pool, and long prompts that bring long answers."""
+    pools = [claims.bucketing(MACHINE, num_requests=n, max_num_seqs=16)["bucketed"] for n in (64, 256)]
+    assert pools[1].prompt_padding < 0.7 * pools[0].prompt_padding
+
+    def alike(*arguments, **options):
+        workload = lognormal(*arguments, **options)
+        by_prompt = sorted(workload.requests, key=lambda r: r.prompt_tokens)
+        answers = sorted(r.output_tokens for r in by_prompt)
+        of = {r.request_id: answer for r, answer in zip(by_prompt, answers)}
+        requests = [replace(r, output_tokens=of[r.request_id]) for r in workload.requests]
+        return replace(workload, requests=requests)
+
+    lognormal = padding.lognormal
+    monkeypatch.setattr(padding, "lognormal", alike)
+    runs = claims.bucketing(MACHINE, num_requests=256, max_num_seqs=16)
+    assert runs["bucketed"].ended_share < runs["arrival"].ended_share / 2
+
+
 def test_the_running_comparison_tells_batch_efficiency():
     """M.5, and what the prose says of it: a third of solo's steps, three quarters of the tokens for nobody."""
     said = printed("7.1", "The running comparison")
@@ -113,6 +150,9 @@ def test_the_running_comparison_tells_batch_efficiency():
     assert steps["static"] == steps["dynamic"] and 0.25 < steps["static"] / steps["solo"] < 0.4
     padding = dict(re.findall(r"^(solo|static|dynamic) .* ms +(\d+) % +\d+ %", said, re.M))
     assert padding["solo"] == "0" and padding["static"] == padding["dynamic"] and 70 < int(padding["static"]) < 80
+    memory_and_queue = re.findall(r"^(?:solo|static|dynamic) +\d+ ms.* (\d+) % +([\d.]+)$", said, re.M)
+    (_, alone), *batched = [(int(held), float(waiting)) for held, waiting in memory_and_queue]
+    assert len(batched) == 2 and all(0 < held < 20 and waiting < alone for held, waiting in batched)
 
 
 def test_the_running_comparison_keeps_queue_time_apart():

@@ -315,7 +315,7 @@ def test_rule_american_spellings():
     "part, old, new",
     [
         ("picture", "show(plot_slots(timeline)", "print(plot_slots(timeline)"),
-        ("objectives", "(about 60 minutes)", ""),
+        ("objectives", "(about 45 minutes)", ""),
         ("objectives", "you will\n\n- ", "you will\n\nPlease read.\n\n- "),
         ("guess", "predict(", "ask("),
         ("guess", "_guess.reveal(", "_guess.print("),
