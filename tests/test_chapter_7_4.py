@@ -474,7 +474,7 @@ def test_the_bill_at_the_same_promise_stands_in_the_chapter(offline):
         run = serve(found.request_rate)
         price[name] = per_million(run)
         row = f"{name} {found.request_rate:.2f} {price[name]:.2f} {1_000 * cost(run, 12.0)['cost_per_request']:.2f} "
-        broke = {"static": "too few kept", "chunked": "the queue grows"}[name]
+        broke = {"static": "too many are late", "chunked": "the queue grows"}[name]
         assert line_of("claim-M.4", name, f"{found.request_rate:.2f}") == row + broke
     assert price["static"] / price["chunked"] > 2 * offline["static"] / offline["chunked"]
 
