@@ -41,6 +41,7 @@ def fair_share(
     newcomers_per_s: Sequence[float] = (0.0, 4.0),
     strategies: Sequence[str] = ("static", "continuous", "chunked"),
     num_neighbours: int = 30,
+    max_num_seqs: int = 64,
     arrival_s: float = 1.0,
 ) -> list[FairShare]:
     """Row 2.4: iterations that a request of `output_tokens` takes, whoever is beside it (Orca, OSDI 2022, section 3).
@@ -57,7 +58,7 @@ def fair_share(
             if rate:
                 rows += [WorkloadRequest(f"c{i}", arrival_s + 0.05 + i / rate, 1_000, 50) for i in range(int(2 * rate))]
             workload = Workload("one among others", tuple(rows), "Made up for this claim.")
-            options = {"max_num_seqs": 64, "max_num_batched_tokens": 1_100}
+            options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1_100}
             runs = run_simulation(workload, cost, strategies=strategies, **options)
             shares += [_share(timeline, tokens, rate) for timeline in runs.values()]
     return shares
@@ -83,8 +84,8 @@ def _share(timeline: Timeline, neighbour_tokens: int, rate: float) -> FairShare:
     )
 
 
-SWEEP_DEFINITIONS: dict[str, str] = {
-    "busy_share": "busy share, as nvidia-smi shows it",
+SWEEP_DEFINITIONS: dict[str, str] = {  # of the first one, nvidia-smi shows at most as much
+    "busy_share": "time inside steps",
     "mfu": "model FLOPs utilisation",
     "bandwidth_utilisation": "memory-bandwidth utilisation",
     "useful_slot_share": "useful slots, by time",
