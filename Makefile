@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
+# So many files of tests at a time; a file stays together, since its tests share what was dear to set up.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -23,11 +25,11 @@ help: ## Print this list
 lab: $(STAMP) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
 	$(RUN_ENV) jupyter-lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
 
-test: $(STAMP) ## Run everything that must hold: lint, format, generated notebooks, tests (PYTEST_FLAGS="-k kv")
+test: $(STAMP) ## Run everything that must hold: lint, format, generated notebooks, tests (PYTEST_FLAGS="-k kv", WORKERS=4)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN_ENV) minibatcher labs build --check
-	$(RUN_ENV) python -m pytest $(PYTEST_FLAGS)
+	$(RUN_ENV) python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 colab: ## Build every widget with the IPython and ipywidgets that Colab has (in .venv-colab, without PyTorch)
 	$(PYTHON) -m venv .venv-colab

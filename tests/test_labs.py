@@ -412,7 +412,7 @@ def test_a_failed_check_shows_no_traceback_and_offers_the_next_hint(monkeypatch,
 
 def test_unknown_names_are_answered_with_the_known_ones():
     for call in (lambda: check("7.1-paddding", len), lambda: hint("7.9-x"), lambda: reveal("7.1-q99")):
-        with pytest.raises(UnknownName, match=r"known: 7\.0-"):
+        with pytest.raises(UnknownName, match=r"known: 7\.[01]-"):
             call()
 
 
