@@ -157,7 +157,7 @@ def test_it_plays_pauses_and_ends_by_itself(open_page, files, timelines):
     page.locator(".mb-slots").focus()
     page.locator(".speed").select_option("20")
     page.locator(".mb-slots").focus()
-    assert press(page, "Home", "Space")["step"] in ("1", "2", "3")
+    assert int(press(page, "Home", "Space")["step"]) < steps / 2  # from the beginning, however slow the page
     assert root(page)["playing"] == "true" and page.locator(".play").inner_text().endswith("Pause")
     page.wait_for_function("() => document.querySelector('.run').dataset.step >= 5")
     press(page, "Space")
