@@ -23,7 +23,7 @@ help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 lab: $(STAMP) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
-	$(RUN_ENV) jupyter-lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
+	$(RUN_ENV) jupyter-lab $(AS_ROOT) --LabApp.news_url=None --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
 
 test: $(STAMP) ## Run everything that must hold: lint, format, generated notebooks, tests (PYTEST_FLAGS="-k kv", WORKERS=4)
 	$(BIN)/ruff check .

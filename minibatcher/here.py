@@ -79,10 +79,10 @@ def look_around(say: Callable[[str], None] = print) -> Here:
     software = f"minibatcher {__version__} on PyTorch {torch.__version__}"
     if torch.cuda.is_available():
         name = torch.cuda.get_device_properties(0).name
-        say(f"{software}, {name}: chapters choose larger settings where a GPU allows them, and say so.")
+        say(f"{software}, {name}.\nChapters choose larger settings where a GPU allows them, and say so.")
         return Here("cuda", name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    say(f"{software}, a CPU with {cores} cores. With a GPU, chapters would choose larger settings.")
+    say(f"{software}, a CPU with {cores} cores.\nWith a GPU, chapters would choose larger settings.")
     return Here("cpu", f"CPU, {cores} cores")
 
 

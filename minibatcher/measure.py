@@ -56,7 +56,8 @@ def measure_device(
         tell(f"{name}: matrix products {flops[name] / 1e9:,.0f} GFLOP/s")
 
     facts = hardware(where)
-    threads = f", {facts['threads']} threads" if "threads" in facts else ""
+    count = facts.get("threads", 0)
+    threads = f", {count} thread{'s' * (count != 1)}" if count else ""
     read_figures = ", ".join(f"{name} {rate / 1e9:.1f}" for name, rate in reads.items())
     return Device(
         NAME,

@@ -113,7 +113,7 @@ def test_a_gpu_is_used_where_there_is_one(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: types.SimpleNamespace(name="Tesla T4"))
     found = here.look_around()
     assert (found.device, found.name) == ("cuda", "Tesla T4")
-    assert "Tesla T4: chapters choose larger settings" in capsys.readouterr().out
+    assert "Tesla T4.\nChapters choose larger settings" in capsys.readouterr().out
 
 
 def test_it_needs_nothing_but_python():

@@ -16,6 +16,7 @@ from .manifest import Exercise
 
 FOLDED = "folded"  # tag of a cell whose code is no part of the story, such as one that draws a chapter's first picture
 SET_UP = "set-up"  # tag of an empty cell of a chapter, which the build fills
+SPOILER = "spoiler"  # tag of a cell whose saved output answers an earlier question, and is folded until it is run
 UNSAVED = "unsaved"  # tag of a cell whose output a reader should not meet before running it, such as an answer
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _HEADING = re.compile(r"^\{\{exercise (\S+)\}\}$", re.MULTILINE)
@@ -72,7 +73,8 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
             raise BuildError(f"{path.name}: code cell {number} is empty; take it out")
         elif FOLDED in cell.metadata.get("tags", []):
             _fold(cell, path)
-    for cell in spoilers(nb.cells):
+    tagged = [cell for cell in nb.cells if SPOILER in cell.metadata.get("tags", [])]
+    for cell in [*tagged, *spoilers(nb.cells)]:
         if UNSAVED in cell.metadata.get("tags", []):
             continue
         # JupyterLab shows it when the cell is run.

@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("minibatcher") is None:  # on Colab, say; write a folder or git+https://… for your own copy
-    SOURCE = os.environ.get("MINIBATCHER_SOURCE", "minibatcher")
+if importlib.util.find_spec("minibatcher") is None:  # on Colab, say
+    SOURCE = os.environ.get(
+        "MINIBATCHER_SOURCE", ""
+    )  # where it is to be had: git+https://… of your copy, or its folder
+    if not SOURCE:
+        raise RuntimeError("minibatcher is not installed here; write in SOURCE, in this cell, where it is to be had")
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", SOURCE], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"minibatcher could not be installed from {SOURCE!r}:\n{done.stderr[-1000:]}")

@@ -36,6 +36,7 @@ def syllabus() -> None:
     head = ("row", "what", "kind", "chapter and section", "held by")
     rows = [(r.id, r.what, r.kind, f"{r.chapter} {r.section}", ", ".join(r.tests)) for r in load_syllabus()]
     line = lambda cells, tag: "".join(f"<{tag} style='text-align: left'>{html.escape(c)}</{tag}>" for c in cells)  # noqa: E731
-    body = "\n".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    tests = lambda cell: f"<td style='text-align: left; overflow-wrap: anywhere'>{html.escape(cell)}</td>"  # noqa: E731
+    body = "\n".join(f"<tr>{line(row[:-1], 'td')}{tests(row[-1].replace('tests/', ''))}</tr>" for row in rows)
     text = "\n".join(" | ".join(row) for row in (head, *rows))
     display({"text/html": f"<table><tr>{line(head, 'th')}</tr>\n{body}</table>", "text/plain": text}, raw=True)

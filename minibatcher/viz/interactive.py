@@ -69,7 +69,7 @@ class Interactive:
             ]
         )
         return (
-            f'<div id="{root}">{still}</div>\n'
+            f'<div id="{root}">{still}<p>A still: run this cell, and it moves.</p></div>\n'
             f'<script type="module">\n{module_source(self.module)}\nmountInline({arguments});\n</script>'
         )
 
