@@ -94,6 +94,12 @@ def test_memory_bounds_how_many_run_at_once():
     assert all(half[key].max_sequences == pytest.approx(row.max_sequences / 2, abs=1) for key, row in rows.items())
 
 
+@pytest.mark.parametrize("tokens", [0, -5, "2000", 1.5])
+def test_a_context_is_a_number_of_tokens(tokens):
+    with pytest.raises(InvalidParameter, match="context_tokens must be a whole number of at least 1"):
+        claims.concurrency(context_tokens=tokens)
+
+
 # 1.2, 1.3, 1.7: the two wastes of a fixed batch
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import InvalidParameter
 from ..hardware import BYTES, ModelSpec, device, model_spec
 from ..runners.roofline import CostModel
 
@@ -70,7 +71,10 @@ def concurrency(
     """Row 0.6: weights + KV cache of active sequences + workspace must fit; so many sequences run at once.
 
     machines: (device, number of them). The share of memory that may be used and the workspace are CostModel's.
+    Raises InvalidParameter, UnknownName.
     """
+    if type(context_tokens) is not int or context_tokens < 1:
+        raise InvalidParameter(f"context_tokens must be a whole number of at least 1, not {context_tokens!r}")
     rows = []
     for name in models:
         for device_name, num_gpus in machines:

@@ -68,7 +68,10 @@ def _display_code(text: str, lexer: Any) -> None:
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
-    style = "white-space: pre; overflow-x: auto; font-size: 85%"
-    # A notebook page brings no colours for the classes of a diff: they stand in the line itself.
-    page = highlight(text, lexer, HtmlFormatter(prestyles=style, noclasses=type(lexer).__name__ == "DiffLexer"))
+    is_diff = type(lexer).__name__ == "DiffLexer"
+    # In a font of one width, or what is new does not stand under what is old.
+    style = "white-space: pre; overflow-x: auto; font-size: 85%; font-family: var(--jp-code-font-family, monospace)"
+    # A notebook page brings no colours for the classes of a diff: they stand in the line itself, and so does the paper.
+    style += "; background: #f8f8f8; color: #222222; padding: 0.5em" if is_diff else ""
+    page = highlight(text, lexer, HtmlFormatter(prestyles=style, noclasses=is_diff))
     display({"text/html": page, "text/plain": text}, raw=True)

@@ -4,10 +4,9 @@ import os
 import subprocess
 import sys
 
-if importlib.util.find_spec("minibatcher") is None:  # on Colab, say
-    SOURCE = os.environ.get(
-        "MINIBATCHER_SOURCE", ""
-    )  # where it is to be had: git+https://… of your copy, or its folder
+if getattr(importlib.util.find_spec("minibatcher"), "origin", None) is None:  # not there, or a folder of that name
+    # Where it is to be had: git+https://… of your copy, or its folder.
+    SOURCE = os.environ.get("MINIBATCHER_SOURCE", "")
     if not SOURCE:
         raise RuntimeError("minibatcher is not installed here; write in SOURCE, in this cell, where it is to be had")
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", SOURCE], capture_output=True, text=True)
