@@ -23,25 +23,24 @@ def headings(chapter):
     return re.findall(r"^#+ (.+)$", "\n".join(texts), re.MULTILINE)
 
 
-def tagged(chapter, tag):
-    """The code cells with this tag, each with the heading that it stands under: [(heading, cell)]."""
-    found, heading = [], ""
+def code_cells(chapter):
+    """The code cells in order, each with the heading that it stands under: (heading, cell)."""
+    heading = ""
     for cell in notebook(chapter)["cells"]:
         if cell["cell_type"] == "markdown":
             heading = (re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.MULTILINE) or [heading])[-1]
-        elif tag in cell["metadata"].get("tags", []):
-            found.append((heading, cell))
-    return found
+        else:
+            yield heading, cell
+
+
+def tagged(chapter, tag):
+    """The code cells with this tag, each with the heading that it stands under: [(heading, cell)]."""
+    return [(heading, cell) for heading, cell in code_cells(chapter) if tag in cell["metadata"].get("tags", [])]
 
 
 def printed(chapter, heading):
     """What all cells under a heading printed and showed, as text."""
-    here, found = "", []
-    for cell in notebook(chapter)["cells"]:
-        if cell["cell_type"] == "markdown":
-            here = (re.findall(r"^#+ (.+)$", "".join(cell["source"]), re.MULTILINE) or [here])[-1]
-        elif here == heading:
-            found += [_text(out) for out in cell["outputs"]]
+    found = [_text(out) for under, cell in code_cells(chapter) if under == heading for out in cell["outputs"]]
     assert found, f"nothing is printed under {heading!r} in {chapter}"
     return "\n".join(found)
 

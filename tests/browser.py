@@ -91,6 +91,25 @@ def screenshot(page, name: str) -> None:
         page.screenshot(path=Path(folder) / f"{name}.png")
 
 
+def num_colours(canvas) -> int:
+    """Of all pixels of a canvas: 1 where nothing is drawn."""
+    return canvas.evaluate(
+        """c => new Set(new Uint32Array(
+          c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer)).size"""
+    )
+
+
+def check_crisp(canvas, scale: int) -> None:
+    """A canvas has a pixel of its own for each of the screen's, and something is drawn on it."""
+    assert canvas.evaluate("c => c.width") == pytest.approx(scale * canvas.bounding_box()["width"], abs=2)
+    assert num_colours(canvas) > 20
+
+
+def has_light_ink(page, root: str) -> bool:
+    """Whether a picture writes in a light colour, as on a dark page."""
+    return page.eval_on_selector(root, "root => getComputedStyle(root).color.match(/\\d+/g).map(Number)[0] > 128")
+
+
 def drag_finger(page, *places: tuple[float, float]) -> None:
     """Put a finger down at the first place, move it over the others and lift it; one place is a tap."""
     session = page.context.new_cdp_session(page)

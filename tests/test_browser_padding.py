@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from browser import cell_text, run_cell, screenshot
+from browser import cell_text, num_colours, run_cell, screenshot
 
 from minibatcher.viz.padding import (
     budget_steps,
@@ -67,16 +67,7 @@ def sentences(page) -> list[str]:
 
 def colours_on(page, which: int) -> int:
     """How many colours a canvas shows; a blank one shows one."""
-    return (
-        page.locator(f"{ROOT} canvas")
-        .nth(which)
-        .evaluate(
-            """canvas => {
-          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-          return new Set(new Uint32Array(data.buffer)).size;
-        }"""
-        )
-    )
+    return num_colours(page.locator(f"{ROOT} canvas").nth(which))
 
 
 def assert_agrees(page) -> None:

@@ -1,7 +1,7 @@
 """The roofline picture in a browser: its numbers are the claim's, and a reader moves it."""
 
 import pytest
-from browser import drag_finger, run_cell, screenshot
+from browser import check_crisp, drag_finger, has_light_ink, run_cell, screenshot
 from figure_cases import laptop_cost
 
 from minibatcher.claims import step_intensity
@@ -196,14 +196,8 @@ def test_it_fits_and_is_crisp(show, width, theme):
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for kind in ("roof", "rates"):
             canvas = page.locator(f"{ROOT} canvas.{kind}")
-            assert canvas.evaluate("c => c.width") == pytest.approx(2 * canvas.bounding_box()["width"], abs=2)
-            colours = canvas.evaluate(
-                """c => new Set(new Uint32Array(
-                  c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer)).size"""
-            )
-            assert colours > 20
-    dark = page.eval_on_selector(ROOT, "root => getComputedStyle(root).color.match(/\\d+/g).map(Number)[0] > 128")
-    assert dark == (theme == "dark")
+            check_crisp(canvas, 2)
+    assert has_light_ink(page, ROOT) == (theme == "dark")
 
 
 def test_with_a_kernel_the_state_comes_back(lab, open_page):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidParameter
 
@@ -37,9 +37,7 @@ def show_source(thing: object) -> None:
 
     Long lines scroll: notebooks would break them in the middle of a word.
     """
-    from pygments.lexers import PythonLexer
-
-    _display_code(_source(thing), PythonLexer())
+    _display_code(_source(thing), "python")
 
 
 def show_diff(old: object, new: object, *, names: tuple[str, str] | None = None, context: int = 2) -> None:
@@ -50,11 +48,9 @@ def show_diff(old: object, new: object, *, names: tuple[str, str] | None = None,
     """
     import difflib
 
-    from pygments.lexers import DiffLexer
-
     names = names or tuple(getattr(thing, "__name__", "") for thing in (old, new))
     lines = difflib.unified_diff(*(_source(thing).splitlines() for thing in (old, new)), *names, n=context, lineterm="")
-    _display_code("\n".join(lines), DiffLexer())
+    _display_code("\n".join(lines), "diff")
 
 
 def _source(thing: object) -> str:
@@ -63,15 +59,16 @@ def _source(thing: object) -> str:
     return (thing if isinstance(thing, str) else inspect.getsource(thing)).rstrip()
 
 
-def _display_code(text: str, lexer: Any) -> None:
+def _display_code(text: str, language: str) -> None:
     from IPython.display import display
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
+    from pygments.lexers import get_lexer_by_name
 
-    is_diff = type(lexer).__name__ == "DiffLexer"
+    is_diff = language == "diff"
     # In a font of one width, or what is new does not stand under what is old.
     style = "white-space: pre; overflow-x: auto; font-size: 85%; font-family: var(--jp-code-font-family, monospace)"
     # A notebook page brings no colours for the classes of a diff: they stand in the line itself, and so does the paper.
     style += "; background: #f8f8f8; color: #222222; padding: 0.5em" if is_diff else ""
-    page = highlight(text, lexer, HtmlFormatter(prestyles=style, noclasses=is_diff))
+    page = highlight(text, get_lexer_by_name(language), HtmlFormatter(prestyles=style, noclasses=is_diff))
     display({"text/html": page, "text/plain": text}, raw=True)
