@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from .checks import CheckFailed, CheckResult, check, hint, judge
+from .checks import CheckFailed, check, hint, judge
 from .figures import show, show_diff, show_source
 from .guesses import guesses, predict
+from .judging import CheckResult
 from .questions import reveal
 from .syllabus import syllabus
 from .thread import book_workload, running_comparison, scoreboard

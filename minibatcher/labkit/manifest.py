@@ -12,7 +12,7 @@ from ..errors import MinibatcherError
 from .tomlfile import read_toml
 
 MANIFEST = Path(__file__).with_name("exercises.toml")
-_ID = re.compile(r"7\.[0-4](-[a-z0-9]+)+")
+_ID = re.compile(r"(7\.[0-4]|capstone)(-[a-z0-9]+)+")
 
 
 class ManifestError(MinibatcherError):
@@ -21,12 +21,14 @@ class ManifestError(MinibatcherError):
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise. `lab` is its master's file name without ending; `minutes` a reader needs; `difficulty` 1 to 5;
-    `hints` three, from a nudge to nearly the answer; `time_limit_s` seconds for all calls of one check."""
+    """One exercise. `name` of the function or class that is to be written; `lab` is its master's file name without ending;
+    `minutes` a reader needs; `difficulty` 1 to 5; `rows` of the syllabus that it practises; `hints` three, from a nudge to nearly the answer; `time_limit_s` seconds for all calls of one check."""
 
     id: str
     title: str
+    name: str
     lab: str
+    rows: tuple[str, ...]
     points: int
     minutes: int
     difficulty: int
@@ -38,13 +40,15 @@ class Exercise:
         where = f"exercise {self.id!r}"
         if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
             raise ManifestError(f"{where}: an id is a section and a word in small letters, such as 7.1-padding")
-        for name in ("title", "lab"):
+        for name in ("title", "name", "lab"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name).strip():
                 raise ManifestError(f"{where}: {name} must be a text, not {getattr(self, name)!r}")
         for name, low, high in (("points", 1, 20), ("minutes", 1, 120), ("difficulty", 1, 5), ("time_limit_s", 1, 300)):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ManifestError(f"{where}: {name} must be a whole number from {low} to {high}, not {value!r}")
+        if not self.rows or not all(isinstance(row, str) for row in self.rows):
+            raise ManifestError(f'{where}: rows must list rows of the syllabus, such as ["1.2"], not {self.rows!r}')
         if type(self.needs_gpu) is not bool:
             raise ManifestError(f"{where}: needs_gpu must be true or false, not {self.needs_gpu!r}")
         hints = self.hints
@@ -97,4 +101,6 @@ def _exercise(entry: dict[str, Any], number: int) -> Exercise:
         raise ManifestError(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(known)}")
     if not isinstance(entry["hints"], list):
         raise ManifestError(f"{where}: hints must be a list of three texts, not {entry['hints']!r}")
-    return Exercise(**(entry | {"hints": tuple(entry["hints"])}))
+    if not isinstance(entry["rows"], list):
+        raise ManifestError(f"{where}: rows must be a list, not {entry['rows']!r}")
+    return Exercise(**(entry | {name: tuple(entry[name]) for name in ("hints", "rows")}))

@@ -1,40 +1,12 @@
-"""How the exercises of lab 7.1 are judged."""
+"""Right answers to lab 7.1, and wrong ones."""
 
 from __future__ import annotations
 
-import random
-from operator import index
-from typing import Any
-
-from .checks import Judge, Mistake
+from ..judging import Key, Mistake
 
 
 def _batches(lengths: list[int], batch_size: int) -> list[list[int]]:
     return [lengths[i : i + batch_size] for i in range(0, len(lengths), batch_size)]
-
-
-def _whole_number(value: Any) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(f"expected a whole number, got {value!r} ({type(value).__name__})") from None
-
-
-def _two_whole_numbers(value: Any) -> tuple[int, int]:
-    try:
-        computed, useful = value
-    except (TypeError, ValueError):
-        raise TypeError(f"expected two numbers, (computed, useful), got {value!r}") from None
-    return _whole_number(computed), _whole_number(useful)
-
-
-def _cases(rng: random.Random) -> list[tuple[list[int], int]]:
-    """Lengths and a batch size: an incomplete last batch, a batch of one, one single batch, then anything."""
-    cases = [([3, 7, 5], 2), ([4, 9, 2], 1), ([6, 2, 11, 5], 8)]
-    for size in sorted(rng.randint(2, 40) for _ in range(60)):
-        lengths = [round(rng.lognormvariate(3, 1)) + 1 for _ in range(size)]
-        cases.append((lengths, rng.randint(1, 12)))
-    return cases
 
 
 def _padded_tokens(lengths: list[int], batch_size: int) -> tuple[int, int]:
@@ -46,12 +18,8 @@ def _wasted_row_steps(lengths: list[int], batch_size: int) -> int:
     return sum(max(b) - n for b in _batches(lengths, batch_size) for n in b)
 
 
-PADDING = Judge(
+PADDING = Key(
     answer=_padded_tokens,
-    plain=_two_whole_numbers,
-    cases=_cases,
-    names=("prompt_lengths", "batch_size"),
-    success="right, every batch is padded to its own longest prompt",
     mistakes=(
         Mistake(
             lambda n, b: (len(n) * max(n), sum(n)),
@@ -80,12 +48,8 @@ PADDING = Judge(
     ),
 )
 
-FASTEST_FINISHER = Judge(
+FASTEST_FINISHER = Key(
     answer=_wasted_row_steps,
-    plain=_whole_number,
-    cases=_cases,
-    names=("output_lengths", "batch_size"),
-    success="right, every row waits for the longest one of its batch",
     mistakes=(
         Mistake(
             lambda n, b: sum(max(n) - x for x in n),
@@ -118,4 +82,4 @@ FASTEST_FINISHER = Judge(
     ),
 )
 
-JUDGES = {"7.1-padding": PADDING, "7.1-fastest-finisher": FASTEST_FINISHER}
+KEYS = {"7.1-padding": PADDING, "7.1-fastest-finisher": FASTEST_FINISHER}
