@@ -1,0 +1,190 @@
+"""More answers to lab 7.3: right ones that are built in another way, and wrong ones with what they must be told."""
+
+import math
+from collections import deque
+from itertools import pairwise
+
+import torch
+
+
+def plan_with_a_queue(pending, budget):
+    queue = deque(name for name in pending if pending[name] == 1)
+    queue.extend(name for name in pending if pending[name] > 1)
+    plan = {}
+    while queue and budget:
+        name = queue.popleft()
+        plan[name] = min(budget, pending[name])
+        budget -= plan[name]
+    return plan
+
+
+def plan_from_both_ends(pending, budget):
+    """In the order of pending: what decodes need is put aside first."""
+    aside = min(budget, sum(behind == 1 for behind in pending.values()))
+    for_prompts, plan = budget - aside, {}
+    for name, behind in pending.items():
+        left = aside if behind == 1 else for_prompts
+        if min(behind, left) > 0:
+            plan[name] = min(behind, left)
+        aside -= plan.get(name, 0) if behind == 1 else 0
+        for_prompts -= plan.get(name, 0) if behind > 1 else 0
+    return plan
+
+
+def plan_and_empty(pending, budget):
+    plan = plan_with_a_queue(pending, budget)
+    for name, tokens in plan.items():
+        pending[name] -= tokens
+    return plan
+
+
+def budget_one_by_one(measured, limit_us):
+    for (t0, u0), (t1, u1) in pairwise(measured):
+        for tokens in range(t0, t1 + 1):
+            if u0 * (t1 - t0) + (u1 - u0) * (tokens - t0) > limit_us * (t1 - t0):
+                return tokens - 1
+    return measured[-1][0]
+
+
+def budget_recursive(measured, limit_us):
+    (t0, u0), *rest = measured
+    if u0 > limit_us:
+        return t0 - 1
+    if not rest or rest[0][1] <= limit_us:
+        return budget_recursive(rest, limit_us) if rest else t0
+    return t0 + math.floor((limit_us - u0) * (rest[0][0] - t0) / (rest[0][1] - u0))
+
+
+def mask_by_tril(query_len, context_len):
+    return torch.ones(query_len, context_len, dtype=torch.bool).tril(context_len - query_len)
+
+
+def mask_from_the_square(query_len, context_len):
+    return torch.ones(context_len, context_len).triu(1).eq(0)[context_len - query_len :]
+
+
+def ragged_by_query(q, k_cache, v_cache, block_tables, query_starts, context_lens, scale):
+    size, group, rows = k_cache.shape[1], q.shape[1] // k_cache.shape[2], []
+    for r, (first, end) in enumerate(pairwise(query_starts)):
+        for i in range(first, end):
+            seen = torch.arange(context_lens[r] - (end - first) + i - first + 1)
+            blocks = torch.tensor(block_tables[r])[seen // size]
+            k, v = k_cache[blocks, seen % size], v_cache[blocks, seen % size]
+            heads = [torch.softmax(k[:, h // group] @ q[i, h] * scale, 0) @ v[:, h // group] for h in range(q.shape[1])]
+            rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+def ragged_by_sdpa(q, k_cache, v_cache, block_tables, query_starts, context_lens, scale):
+    parts = []
+    for r, (first, end) in enumerate(pairwise(query_starts)):
+        n, m, group = end - first, context_lens[r], q.shape[1] // k_cache.shape[2]
+        k, v = (torch.cat([c[b] for b in block_tables[r]])[:m].transpose(0, 1) for c in (k_cache, v_cache))
+        mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+        part = torch.nn.functional.scaled_dot_product_attention(
+            q[first:end].transpose(0, 1),
+            k.repeat_interleave(group, 0),
+            v.repeat_interleave(group, 0),
+            attn_mask=mask,
+            scale=scale,
+        )
+        parts.append(part.transpose(0, 1))
+    return torch.cat(parts)
+
+
+def ragged_in_one_piece(q, *rest):
+    """Requests see each other: all keys of the step behind one another."""
+    k_cache, v_cache, tables, _, contexts, scale = rest
+    group = q.shape[1] // k_cache.shape[2]
+    k, v = (
+        torch.cat([c[t].flatten(0, 1)[:m] for t, m in zip(tables, contexts)]).repeat_interleave(group, 1)
+        for c in (k_cache, v_cache)
+    )
+    return torch.einsum("hqk,khd->qhd", (torch.einsum("qhd,khd->hqk", q, k) * scale).softmax(-1), v)
+
+
+def online_key_by_key(q, load, num_keys, tile, scale):
+    largest, total, acc = -math.inf, 0.0, torch.zeros_like(q)
+    for key in range(num_keys):
+        k, v = load(key, key + 1)
+        score = float(k[0] @ q) * scale
+        new = max(largest, score)
+        total = total * math.exp(largest - new) + math.exp(score - new)
+        acc = acc * math.exp(largest - new) + math.exp(score - new) * v[0]
+        largest = new
+    return acc / total
+
+
+def online_from_the_end(q, load, num_keys, tile, scale):
+    """Carries the average in place of the sum, and the logarithm of the sum."""
+    log_total, out = torch.tensor(-math.inf), torch.zeros_like(q)
+    for stop in range(num_keys, 0, -tile):
+        k, v = load(max(0, stop - tile), stop)
+        scores = k @ q * scale
+        here = torch.logsumexp(scores, 0)
+        new = torch.logaddexp(log_total, here)
+        out = out * torch.exp(log_total - new) + torch.softmax(scores, 0) @ v * torch.exp(here - new)
+        log_total = new
+    return out
+
+
+def online_all_at_once(q, load, num_keys, tile, scale):
+    k, v = load(0, num_keys)
+    return torch.softmax(k @ q * scale, 0) @ v
+
+
+def online_in_two_walks(q, load, num_keys, tile, scale):
+    starts = range(0, num_keys, tile)
+    scores = torch.cat([load(i, min(i + tile, num_keys))[0] @ q for i in starts]) * scale
+    values = torch.cat([load(i, min(i + tile, num_keys))[1] for i in starts])
+    return torch.softmax(scores, 0) @ values
+
+
+RIGHT = {
+    "7.3-chunk-planner": [plan_with_a_queue, plan_from_both_ends],
+    "7.3-choose-budget": [budget_one_by_one, budget_recursive],
+    "7.3-chunk-mask": [mask_by_tril, mask_from_the_square],
+    "7.3-ragged-attention": [ragged_by_query, ragged_by_sdpa],
+    "7.3-online-softmax": [online_key_by_key, online_from_the_end],
+}
+
+WRONG = {
+    "7.3-chunk-planner": [
+        (lambda p, b: {"a": 1, "b": 3}, "expected"),
+        (lambda p, b: [("a", 1)], "expected a dict"),
+        (lambda p, b: {}, "Decodes first"),
+        (plan_and_empty, "Work on a copy"),
+        (lambda p, b: {name: b // len(p) for name in p}, "cut to what is left"),
+        (lambda p, b: {name: 0.5 for name in p}, "expected a whole number"),
+    ],
+    "7.3-choose-budget": [
+        (lambda m, u: 6, "expected 128, got 6"),
+        (lambda m, u: 0, "expected 6, got 0"),
+        (lambda m, u: str(budget_one_by_one(m, u)), "expected a whole number"),
+        (lambda m, u: (u - m[0][1]) // m[0][1], "expected 6, got 0"),
+        (lambda m, u: m.clear(), "expected a whole number, got None"),
+    ],
+    "7.3-chunk-mask": [
+        (lambda q, c: torch.ones(2, 5, dtype=torch.bool), "query 0"),
+        (lambda q, c: mask_by_tril(q, c).tolist(), "expected a tensor"),
+        (lambda q, c: torch.zeros(q, c, dtype=torch.bool), "A token sees itself"),
+        (lambda q, c: mask_by_tril(q, c).flip(0), "A token sees itself"),
+        (lambda q, c: mask_by_tril(q, c)[None], "expected the shape"),
+    ],
+    "7.3-ragged-attention": [
+        (lambda q, *rest: q, "request 0, query 0, head 0"),
+        (lambda q, *rest: torch.zeros_like(q), "which keys this query sees"),
+        (lambda *a: ragged_by_query(*a).double(), "float64"),
+        (lambda *a: ragged_by_query(*a).tolist(), "expected a tensor"),
+        (lambda *a: ragged_by_query(*a)[:-1], "expected the shape"),
+        (ragged_in_one_piece, "which keys this query sees"),
+    ],
+    "7.3-online-softmax": [
+        (lambda q, load, n, tile, scale: torch.zeros_like(q), "keys never read"),
+        (online_all_at_once, "there is room for a tile of 2"),
+        (online_in_two_walks, "is read a second time"),
+        (lambda q, load, n, tile, scale: load(0, tile)[1][0], "never read"),
+        (lambda *a: online_key_by_key(*a).tolist(), "expected a tensor"),
+        (lambda *a: online_from_the_end(*a)[None], "expected the shape"),
+    ],
+}
