@@ -1,11 +1,13 @@
-"""Labs: the starter fails, the solution passes, each wrong answer gets the message meant for it.
+"""Labs: what a check does with whatever an answer does, what the manifest refuses, what the build makes and sees.
 
-And the build: what it makes, what it refuses, what `--check` sees.
+The exercises themselves, one by one, are in test_lab_answers.py.
 """
 
 import contextlib
+import copy
 import functools
 import json
+import random
 import shutil
 import signal
 import subprocess
@@ -18,50 +20,15 @@ from pathlib import Path
 import pytest
 
 from minibatcher.errors import UnknownName
-from minibatcher.labkit import CheckFailed, build, check, checks, hint, judge, reveal
+from minibatcher.labkit import CheckFailed, audit, build, check, checks, hint, judge, reveal
+from minibatcher.labkit.judging import Key, Mistake
 from minibatcher.labkit.manifest import MANIFEST, ManifestError, load_manifest, read_manifest
-from minibatcher.labkit.notebooks import BuildError, read_source, role_of, stub, student_copy
+from minibatcher.labkit.notebooks import BuildError, read_source, role_of, solution_lines, stub, student_copy
 from minibatcher.labkit.questions import load_questions
 from minibatcher.labkit.time_limit import TimeLimitReached, time_limit
 
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = load_manifest()
-MISTAKES = [
-    pytest.param(exercise_id, mistake, id=f"{exercise_id}-{number}")
-    for exercise_id, rules in checks.judges().items()
-    for number, mistake in enumerate(rules.mistakes)
-]
-
-
-def cells_of(exercise_id, *, student):
-    """The code of an exercise's answer and check cells, as in the notebook."""
-    nb = read_source(ROOT / "solutions" / f"{EXERCISES[exercise_id].lab}.md", EXERCISES)
-    nb = student_copy(nb) if student else nb
-    cells = [cell for cell in nb.cells if cell.metadata.get("minibatcher", {}).get("exercise") == exercise_id]
-    assert [role_of(cell) for cell in cells] == ["answer", "check"]
-    return "\n".join(cell.source for cell in cells)
-
-
-@pytest.mark.parametrize("exercise_id", EXERCISES)
-def test_the_starter_fails_and_the_solution_passes(exercise_id, capsys):
-    with pytest.raises(CheckFailed, match=f"✗ {exercise_id}: not written yet"):
-        exec(cells_of(exercise_id, student=True), {"check": check})
-    exec(cells_of(exercise_id, student=False), {"check": check})
-    assert capsys.readouterr().out.startswith(f"✓ {exercise_id}: right")
-
-
-@pytest.mark.parametrize(("exercise_id", "mistake"), MISTAKES)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_each_known_mistake_gets_its_message(exercise_id, mistake, seed):
-    result = judge(exercise_id, mistake.answer, seed=seed)
-    assert not result.ok
-    assert result.message.endswith(mistake.message)
-    assert "expected" in result.message and "got" in result.message
-
-
-def test_every_exercise_has_a_judge_and_known_mistakes():
-    assert set(checks.judges()) == set(EXERCISES)
-    assert all(len(rules.mistakes) >= 3 for rules in checks.judges().values())
 
 
 def whole_list_batch(prompt_lengths, batch_size):
@@ -96,9 +63,12 @@ def test_any_way_of_writing_a_right_answer_passes(answer):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (whole_list_batch, "expected (19, 15), got (21, 15). You pad all prompts to the longest of the whole list"),
-        (one_token_off_in_long_lists, "expected ("),
-        (lambda lengths, size: None, "expected two numbers, (computed, useful), got None"),
+        (
+            whole_list_batch,
+            ", computed tokens: expected 19, got 21. You pad all prompts to the longest of the whole list",
+        ),
+        (one_token_off_in_long_lists, ", computed tokens: expected "),
+        (lambda lengths, size: None, "expected 2 values, (computed tokens, useful tokens), got None"),
         (lambda lengths, size: (19.0, 15), "expected a whole number, got 19.0 (float)"),
         (lambda lengths, size: ("19", 15), "expected a whole number, got '19' (str)"),
         (lambda lengths: (19, 15), "raised TypeError"),
@@ -150,7 +120,7 @@ NO_NAME = type("Meta", (type,), {"__name__": property(lambda cls: 1 / 0)})("NoNa
     [
         (lambda lengths, size: sys.exit(0), f"{WITH} called exit; return the answer instead"),
         (raising(SystemExit("x\ny")), f"{WITH} called exit; return the answer instead"),
-        (raising(GeneratorExit()), f"{WITH} raised GeneratorExit\n"),
+        (raising(GeneratorExit()), f"{WITH} raised GeneratorExit (seed "),
         (raising(BaseException("a\nb\x1b[2J")), f"{WITH} raised BaseException: a b [2J"),
         (raising(pytest.skip.Exception("no")), f"{WITH} raised Skipped: no"),
         (recursion, f"{WITH} raised RecursionError: maximum recursion depth exceeded"),
@@ -181,7 +151,7 @@ def test_whatever_an_answer_does_is_a_failed_check_of_two_short_lines(answer, me
 
 def test_numbers_of_a_pair_are_shortened_too():
     message = judge("7.1-padding", lambda lengths, size: (19, 10**5000)).message
-    assert message.endswith("expected (19, 15), got (19, a number of about 5001 digits)")
+    assert ", useful tokens: expected 15, got a number of about 5001 digits (seed " in message
     for method in ("__iter__", "__len__"):
         result = judge("7.1-padding", lambda lengths, size, method=method: broken(method))
         assert not result.ok and "\n" not in result.message
@@ -210,13 +180,11 @@ def test_a_flood_of_prints_is_cut_and_does_not_change_the_result(capsys):
 
 
 def test_an_answer_may_change_its_inputs_in_depth(monkeypatch):
-    rules = replace(
-        checks.judges()["7.1-fastest-finisher"],
-        cases=lambda rng: [([[1, 2], [3]], 2)],
-        answer=lambda lengths, size: sum(map(sum, lengths)),
-        mistakes=(checks.Mistake(lambda lengths, size: 2, "Only the first."),),
-    )
-    monkeypatch.setattr(checks, "judges", lambda: {"7.1-fastest-finisher": rules})
+    exercise = EXERCISES["7.1-fastest-finisher"]
+    task = replace(checks.task_of(exercise), cases=lambda rng: [([[1, 2], [3]], 2)])
+    key = Key(lambda lengths, size: sum(map(sum, lengths)), (Mistake(lambda lengths, size: 2, "Only the first."),))
+    monkeypatch.setattr(checks, "task_of", lambda _: task)
+    monkeypatch.setattr(checks, "key_of", lambda _: key)
 
     def right(lengths, size):
         return sum(row.pop() for row in lengths for _ in row[:])
@@ -227,8 +195,8 @@ def test_an_answer_may_change_its_inputs_in_depth(monkeypatch):
         return count
 
     assert judge("7.1-fastest-finisher", right).ok
-    message = judge("7.1-fastest-finisher", empties).message
-    assert message == "with output_lengths=[[1, 2], [3]], batch_size=2: expected 6, got 2. Only the first."
+    message = judge("7.1-fastest-finisher", empties, seed=3).message
+    assert message == "with output_lengths=[[1, 2], [3]], batch_size=2: expected 6, got 2. Only the first. (seed 3)"
 
 
 # The time limit
@@ -343,8 +311,8 @@ def test_a_wrong_answer_that_loops_later_is_told_what_differed(short_limit):
         return 9 if len(calls) == 1 else leaves_its_loop_by_a_bare_except(lengths, size)
 
     # 9 is what a known mistake gives for the first case; whether it does for the others can't be seen in time.
-    result = judge("7.1-fastest-finisher", answer)
-    assert not result.ok and result.message == f"{WITH}: expected 4, got 9"
+    result = judge("7.1-fastest-finisher", answer, seed=2)
+    assert not result.ok and result.message == f"{WITH}: expected 4, got 9 (seed 2)"
 
 
 @needs_timers
@@ -384,7 +352,7 @@ def test_a_timer_that_was_set_before_is_set_again(short_limit):
 def test_inputs_differ_from_call_to_call_and_repeat_for_a_seed():
     def inputs(seed):
         seen = []
-        right = checks.judges()["7.1-padding"].answer
+        right = checks.key_of(EXERCISES["7.1-padding"]).answer
         judge("7.1-padding", lambda lengths, size: seen.append((lengths, size)) or right(lengths, size), seed=seed)
         return seen
 
@@ -399,7 +367,9 @@ def test_a_failed_check_shows_no_traceback_and_offers_the_next_hint(monkeypatch,
     with pytest.raises(CheckFailed) as failure:
         check("7.1-padding", whole_list_batch)
     lines = failure.value._render_traceback_()
-    assert lines[0].startswith("✗ 7.1-padding: with prompt_lengths=[3, 7, 5], batch_size=2: expected (19, 15)")
+    assert lines[0].startswith(
+        "✗ 7.1-padding: with prompt_lengths=[3, 7, 5], batch_size=2, computed tokens: expected 19, got 21"
+    )
     assert "shows hint 1 of 3" in lines[-1] and len(lines) == 2
     for number, text in enumerate(hints, start=1):
         hint("7.1-padding")
@@ -595,7 +565,23 @@ DAMAGES = {
     ),
     "a check cell that does not check": (
         lambda root: edit(root / f"solutions/{LAB}.md", 'check("7.1-padding", padded_tokens)', "padded_tokens([3], 1)"),
-        ["the check cell of '7.1-padding' has no line check("],
+        ["the check cell of '7.1-padding' has no line check(\"7.1-padding\", padded_tokens)"],
+    ),
+    "a check of another function": (
+        lambda root: edit(root / f"solutions/{LAB}.md", '"7.1-padding", padded_tokens', '"7.1-padding", max'),
+        ["the check cell of '7.1-padding' has no line check(\"7.1-padding\", padded_tokens)"],
+    ),
+    "an answer under another name": (
+        lambda root: edit(root / f"solutions/{LAB}.md", "def padded_tokens(", "def tokens("),
+        ["the answer cell of '7.1-padding' defines no function or class padded_tokens"],
+    ),
+    "a given cell with the package": (
+        lambda root: edit(
+            root / f"solutions/{LAB}.md",
+            "{{exercise 7.1-padding}}",
+            "```{code-cell} ipython3\n:tags: [given]\n\nimport minibatcher.cost\n```\n\n{{exercise 7.1-padding}}",
+        ),
+        ["imports minibatcher; answers are run without it"],
     ),
     "no heading": (
         lambda root: edit(root / f"solutions/{LAB}.md", "{{exercise 7.1-padding}}", "Exercise one"),
@@ -632,8 +618,36 @@ def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book
     fewer = {"7.1-padding": EXERCISES["7.1-padding"]}
     with pytest.raises(BuildError, match=r"'7\.1-fastest-finisher', which is not in exercises\.toml"):
         build.build(book, check=True, exercises=fewer)
+    beyond = EXERCISES | {"7.1-padding": replace(EXERCISES["7.1-padding"], rows=("9.9",))}
+    assert "'7.1-padding' practises row '9.9', which is not in" in build.build(book, check=True, exercises=beyond)[0]
     moved = EXERCISES | {"7.1-padding": replace(EXERCISES["7.1-padding"], lab="lab-7.2")}
     assert "belongs to 'lab-7.2' in exercises.toml" in build.build(book, check=True, exercises=moved)[0]
+
+
+def test_one_lab_is_built_while_another_is_half_written(book):
+    edit(book / f"solutions/{LAB}.md", "how many of them are useful", "how many are useful")
+    (book / "solutions/lab-7.9.md").write_text("{{exercise 7.9-new}}\n", encoding="utf-8")
+    other = replace(EXERCISES["7.1-padding"], id="7.2-new", lab="lab-7.2", rows=("9.9",))
+    assert build.build(book, only=[LAB], exercises=EXERCISES | {other.id: other}) == []
+    with pytest.raises(BuildError, match=r"'7\.9-new', which is not in exercises\.toml"):
+        build.build(book, check=True)
+
+
+def test_each_line_of_a_solution_is_seen_wherever_it_leaks():
+    masters = {path: read_source(path, EXERCISES) for path in sorted((ROOT / "solutions").glob("lab-*.md"))}
+    rng = random.Random(8)
+    for path, master in masters.items():
+        lines = [line for cell in master.cells if role_of(cell) == "answer" for line in solution_lines(cell.source)]
+        telling = [line for line in lines if len("".join(line.split())) >= 16]
+        assert telling, f"{path.name} gives nothing to look for"
+        lab = student_copy(master)
+        assert audit.leaks(lab, masters.values(), path.stem) == []
+        for line in telling:
+            leaking = copy.deepcopy(lab)
+            cell = rng.choice(leaking.cells)
+            spaces = rng.choice(["", " ", "\t"])  # written otherwise, it is the same line
+            cell.source += f"\n# {spaces}{line.replace(' ', rng.choice([' ', '  ']))}"
+            assert any(repr(line) in problem for problem in audit.leaks(leaking, masters.values(), path.stem)), line
 
 
 def test_a_leaking_lab_is_not_built(book):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .manifest import Exercise
-from .notebooks import BEGIN, role_of, solution_lines, stub
+from .notebooks import BEGIN, GIVEN, role_of, solution_lines, stub
+from .syllabus import load_syllabus
 
 _MARKERS = re.compile(r"###\s*(BEGIN|END) (SOLUTION|HIDDEN TESTS)")
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
@@ -20,12 +22,18 @@ _NBVAL = re.compile(r"#\s*(NBVAL_\w+|PYTEST_VALIDATE_IGNORE_OUTPUT)")
 
 def exercise_problems(masters: dict[Path, Any], exercises: dict[str, Exercise]) -> list[str]:
     """What the exercises lack: each needs a heading, one answer cell with a solution region, and one check after it."""
-    problems: list[str] = []
+    rows = {row.id for row in load_syllabus()}
+    problems = [
+        f"exercise {exercise.id!r} practises row {row!r}, which is not in syllabus.toml; correct `rows`"
+        for exercise in exercises.values()
+        for row in exercise.rows
+        if row not in rows
+    ]
     used: dict[str, str] = {}
     for path, nb in masters.items():
         cells: dict[str, list[str]] = {}
         for cell in nb.cells:
-            problems += _cell_problems(cell, path.name)
+            problems += _cell_problems(cell, path.name, exercises)
             if role_of(cell):
                 cells.setdefault(cell.metadata["minibatcher"]["exercise"], []).append(role_of(cell))
         text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
@@ -108,7 +116,7 @@ def leaks(lab: Any, masters: Iterable[Any], name: str) -> list[str]:
     return problems
 
 
-def _cell_problems(cell: Any, name: str) -> list[str]:
+def _cell_problems(cell: Any, name: str, exercises: dict[str, Exercise]) -> list[str]:
     problems = []
     for line in cell.source.split("\n"):
         # A marker with anything after it is silently ignored by nbval.
@@ -120,6 +128,8 @@ def _cell_problems(cell: Any, name: str) -> list[str]:
             problems.append(
                 f"{name}: a solution region outside an answer cell, in cell {cell.id}; mark it with :exercise:"
             )
+        if GIVEN in cell.metadata.get("tags", []) and "minibatcher" in _imports(cell.source):
+            problems.append(f"{name}: the {GIVEN} cell {cell.id} imports minibatcher; answers are run without it")
         return problems
     exercise_id = cell.metadata["minibatcher"]["exercise"]
     if role == "answer" and (BEGIN not in cell.source or not solution_lines(cell.source)):
@@ -128,9 +138,37 @@ def _cell_problems(cell: Any, name: str) -> list[str]:
         )
     elif role == "answer":
         stub(cell.source, exercise_id)  # raises if the markers don't match
-    elif f'check("{exercise_id}"' not in cell.source:
-        problems.append(f'{name}: the check cell of {exercise_id!r} has no line check("{exercise_id}", …)')
+        wanted = exercises[exercise_id].name
+        if wanted not in _definitions(cell.source):
+            problems.append(
+                f"{name}: the answer cell of {exercise_id!r} defines no function or class {wanted}; see exercises.toml"
+            )
+    elif (line := f'check("{exercise_id}", {exercises[exercise_id].name})') not in cell.source.split("\n"):
+        problems.append(f"{name}: the check cell of {exercise_id!r} has no line {line}")
     return problems
+
+
+def _tree(source: str) -> list[ast.stmt]:
+    """The statements of a cell; none of one that is not plain Python, which fails when it is run."""
+    try:
+        return ast.parse(source).body
+    except SyntaxError:
+        return []
+
+
+def _definitions(source: str) -> set[str]:
+    return {node.name for node in _tree(source) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def _imports(source: str) -> set[str]:
+    """The packages that a cell imports, anywhere in it."""
+    found = set()
+    for node in (inner for statement in _tree(source) for inner in ast.walk(statement)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").split(".")[0])
+    return found
 
 
 def _text(output: Any) -> str:

@@ -21,8 +21,12 @@ class ManifestError(MinibatcherError):
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise. `name` of the function or class that is to be written; `lab` is its master's file name without ending;
-    `minutes` a reader needs; `difficulty` 1 to 5; `rows` of the syllabus that it practises; `hints` three, from a nudge to nearly the answer; `time_limit_s` seconds for all calls of one check."""
+    """One exercise.
+
+    name: of the function or class that is to be written. lab: its master's file name without ending. rows: of the
+    syllabus, which it practises. minutes: that a reader needs. difficulty: 1 to 5. hints: three, from a nudge to nearly
+    the answer. time_limit_s: seconds for all calls of one check.
+    """
 
     id: str
     title: str

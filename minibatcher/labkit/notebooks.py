@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import MinibatcherError, MissingDependency
 from .manifest import Exercise
 
+GIVEN = "given"  # tag of a lab's cell that answers may build on: imports and plain Python, which the grader runs too
 FOLDED = "folded"  # tag of a cell whose code is no part of the story, such as one that draws a chapter's first picture
 SET_UP = "set-up"  # tag of an empty cell of a chapter, which the build fills
 SPOILER = "spoiler"  # tag of a cell whose saved output answers an earlier question, and is folded until it is run
@@ -58,6 +59,9 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
             cell.id = f"{_slug(exercise_id)}-{kind}"
             cell.metadata["nbgrader"] = _nbgrader(cell.id, kind, exercises[exercise_id])
             cell.metadata["minibatcher"] = {"exercise": exercise_id, "role": kind}
+            mark = f"# Exercise {exercise_id}"  # by which an answer is found when its notebook has lost its ids
+            if kind == "answer" and cell.source.split("\n")[0] != mark:
+                cell.source = f"{mark}\n{cell.source}"
         else:
             cell.id = f"{_slug(path.stem)}-{number:03d}"[-64:]
         if cell.cell_type == "markdown":
