@@ -84,11 +84,10 @@ def _play_pool(answer: Any, log: Log, num_blocks: int, block_size: int, script: 
 
 
 def _free_blocks(pool: Any) -> int:
-    with reading(pool):
-        value = pool.num_free
-        if callable(value):
-            raise Unfit("num_free is a method; put @property above it, so that `pool.num_free` is a number")
-        return whole_number(value)
+    value = pool.num_free
+    if callable(value):
+        raise Unfit("num_free is a method; put @property above it, so that `pool.num_free` is a number")
+    return whole_number(value)
 
 
 def _prefix_cases(rng: random.Random) -> list[tuple]:
