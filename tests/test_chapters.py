@@ -91,7 +91,9 @@ def test_a_changed_figure_is_red(code, saved, red, tmp_path):
 def test_an_unsolved_lab_is_red_and_says_why(path, tmp_path):
     result = run_notebooks([written(path, tmp_path / "labs", student_copy)], tmp_path)
     assert result.returncode == 1
-    assert "not written yet" in result.stdout and 'hint("' in result.stdout
+    checks = [exercise.id for exercise in load_manifest().values() if exercise.lab == path.stem]
+    assert [name for name in checks if f"✗ {name}: not written yet" not in result.stdout] == []
+    assert 'hint("' in result.stdout and f" {len(checks)} failed" in f" {result.stdout.splitlines()[-1]}"
     assert "NotImplementedError: your answer" not in result.stdout
 
 

@@ -836,6 +836,12 @@ def test_notebooks_are_valid_sources_for_nbgrader():
             assert {"grade", "solution", "locked", "task", "cell_type"} <= set(meta)
             assert meta["grade"] != meta["solution"] and meta["locked"] == meta["grade"]
             assert ("points" in meta) == meta["grade"]
+        checks_of = [cell for cell in nb["cells"] if cell["metadata"].get("minibatcher", {}).get("role") == "check"]
+        for cell in checks_of:
+            meta = cell["metadata"]["nbgrader"]
+            assert meta["grade_id"] == cell["id"]
+            assert meta["points"] == EXERCISES[cell["metadata"]["minibatcher"]["exercise"]].points
+        assert len(graded) == 2 * len(checks_of) == 2 * sum(e.lab == path.stem for e in EXERCISES.values())
 
 
 def test_notebooks_hold_nothing_of_the_machine_that_built_them():
