@@ -6,6 +6,12 @@ from itertools import pairwise
 
 import torch
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
 
 def plan_with_a_queue(pending, budget):
     queue = deque(name for name in pending if pending[name] == 1)
@@ -188,3 +194,83 @@ WRONG = {
         (lambda *a: online_from_the_end(*a)[None], "expected the shape"),
     ],
 }
+
+if triton:
+
+    @triton.jit
+    def kernel_key_by_key(
+        out_ptr, q_ptr, k_ptr, v_ptr, table_ptr, scale, before,
+        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+        BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    ):  # fmt: skip
+        d = tl.arange(0, HEAD_DIM)
+        row = (tl.program_id(0) * HEADS + tl.program_id(1)) * HEAD_DIM + d
+        q = tl.load(q_ptr + row)
+        largest = float("-inf")
+        total = 0.0
+        acc = tl.zeros([HEAD_DIM], tl.float32)
+        for key in range(0, before + tl.program_id(0) + 1):
+            token = tl.load(table_ptr + key // BLOCK_SIZE) * BLOCK_SIZE + key % BLOCK_SIZE
+            at = (token * KV_HEADS + tl.program_id(1) * KV_HEADS // HEADS) * HEAD_DIM + d
+            score = tl.sum(q * tl.load(k_ptr + at), 0) * scale
+            new = tl.maximum(largest, score)
+            total = total * tl.exp(largest - new) + tl.exp(score - new)
+            acc = acc * tl.exp(largest - new) + tl.exp(score - new) * tl.load(v_ptr + at)
+            largest = new
+        tl.store(out_ptr + row, acc / total)
+
+    @triton.jit
+    def kernel_in_base_two(
+        out_ptr, q_ptr, k_ptr, v_ptr, table_ptr, scale, before,
+        HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+        BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    ):  # fmt: skip
+        """Keeps the average in place of the sum."""
+        query, head = tl.program_id(0), tl.program_id(1)
+        d = tl.arange(0, HEAD_DIM)[None, :]
+        row = (query * HEADS + head) * HEAD_DIM + d
+        q = tl.load(q_ptr + row) * scale * 1.4426950408889634
+        largest = float("-inf")
+        total = 0.0
+        out = tl.zeros([1, HEAD_DIM], tl.float32)
+        for tile in range(0, tl.cdiv(before + query + 1, TILE)):
+            key = (tile * TILE + tl.arange(0, TILE))[:, None]
+            there = key <= before + query
+            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=there, other=0)
+            at = ((block * BLOCK_SIZE + key % BLOCK_SIZE) * KV_HEADS + head // (HEADS // KV_HEADS)) * HEAD_DIM + d
+            score = tl.sum(q * tl.load(k_ptr + at, mask=there, other=0.0), 1)[:, None]
+            score = tl.where(there, score, float("-inf"))
+            new = tl.maximum(largest, tl.max(tl.max(score, 1), 0))
+            weight = tl.exp2(score - new)
+            old = total * tl.exp2(largest - new)
+            total = old + tl.sum(tl.sum(weight, 1), 0)
+            values = tl.load(v_ptr + at, mask=there, other=0.0)
+            out = (out * old + tl.sum(weight * values, 0)[None, :]) / total
+            largest = new
+        tl.store(out_ptr + row, out)
+
+    @triton.jit
+    def kernel_that_copies(out_ptr, q_ptr, k, v, table, scale, before, HEADS, KV, HEAD_DIM: tl.constexpr, SIZE, TILE):
+        row = (tl.program_id(0) * HEADS + tl.program_id(1)) * HEAD_DIM + tl.arange(0, HEAD_DIM)
+        tl.store(out_ptr + row, tl.load(q_ptr + row))
+
+    @triton.jit
+    def kernel_that_stores_nothing(out, q, k, v, table, scale, before, HEADS, KV, HEAD_DIM, SIZE, TILE):
+        tl.program_id(0)
+
+    @triton.jit
+    def kernel_of_the_first_head(
+        out_ptr, q_ptr, k, v, table, scale, before, HEADS, KV, HEAD_DIM: tl.constexpr, SIZE, TILE
+    ):
+        row = tl.program_id(0) * HEAD_DIM + tl.arange(0, HEAD_DIM)
+        tl.store(out_ptr + row, tl.load(v + row) * 0.0)
+
+    RIGHT["7.3-triton-attention"] = [kernel_key_by_key, kernel_in_base_two]
+    WRONG["7.3-triton-attention"] = [
+        (kernel_that_copies, "query 0, head 0"),
+        (kernel_that_stores_nothing, "got [70000"),
+        (kernel_of_the_first_head, "what is carried from tile to tile"),
+        (ragged_by_query, "expected a Triton kernel"),
+        (None, "expected a Triton kernel"),
+        ([1, 2], "raised TypeError"),
+    ]

@@ -324,10 +324,71 @@ ONLINE_SOFTMAX = Key(
     ),
 )
 
+
+class _Kernel:
+    """Is launched as a Triton kernel is, so that judging needs no Triton. The switches make the mistakes below."""
+
+    def __init__(self, *, scaled: bool = True, divide: bool = True, rubbish: bool = False, **switches: Any) -> None:
+        self.scaled, self.divide, self.rubbish, self.switches = scaled, divide, rubbish, switches
+
+    def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+        def run(out, q, k_cache, v_cache, table, scale, before, heads, kv_heads, dim, size, tile) -> None:
+            context = before + grid[0]
+            scale = scale if self.scaled else 1.0
+            given = [[0, grid[0]], [context], scale]
+            right = _ragged(q, k_cache, v_cache, [table.tolist()], *given, **self.switches)
+            for query in range(grid[0]):
+                seen = before + query + 1
+                slots = [(int(table[i // size]), i % size) for i in range(seen)]
+                for head in range(heads):
+                    k = k_cache[[b for b, _ in slots], [s for _, s in slots], head * kv_heads // heads]
+                    total = (k @ q[query, head] * scale).exp().sum()
+                    if self.rubbish:  # keys that are not there score 0
+                        right[query, head] *= total / (total + -seen % tile)
+                    if not self.divide:
+                        right[query, head] *= total
+            out.copy_(right)
+
+        return run
+
+
+TRITON_ATTENTION = Key(
+    answer=_Kernel(),
+    mistakes=(
+        Mistake(
+            _Kernel(kv_of=lambda head, heads, kv_heads: head % kv_heads),
+            "The KV heads are dealt out in turn. Neighbouring heads share one: head // (HEADS // KV_HEADS).",
+        ),
+        Mistake(
+            _Kernel(sees=lambda i, queries, context: context),
+            "A query sees the keys after it. It stands at `before + query` and sees one key more than that.",
+        ),
+        Mistake(
+            _Kernel(sees=lambda i, queries, context: context - queries + i),
+            "A query does not see itself, and it should; you are off by one.",
+        ),
+        Mistake(
+            _Kernel(sees=lambda i, queries, context: i + 1),
+            "You count a query's place from the first query. There are `before` tokens before that one.",
+        ),
+        Mistake(
+            _Kernel(block_of=lambda table, block: block),
+            "You read the cache from its start. Load each key's block number from the table.",
+        ),
+        Mistake(_Kernel(scaled=False), "The scores are not scaled; multiply them by scale before the softmax."),
+        Mistake(_Kernel(divide=False), "At the end, divide by the sum of the weights; they must add up to 1."),
+        Mistake(
+            _Kernel(rubbish=True),
+            "The last tile reaches past the last key. A key that is not there needs the score -inf, not 0.",
+        ),
+    ),
+)
+
 KEYS = {
     "7.3-chunk-planner": CHUNK_PLANNER,
     "7.3-choose-budget": CHOOSE_BUDGET,
     "7.3-chunk-mask": CHUNK_MASK,
     "7.3-ragged-attention": RAGGED,
     "7.3-online-softmax": ONLINE_SOFTMAX,
+    "7.3-triton-attention": TRITON_ATTENTION,
 }

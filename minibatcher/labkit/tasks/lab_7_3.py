@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 from collections.abc import Callable
@@ -234,6 +235,55 @@ def _describe_walk(num_keys: int, tile: int, dim: int, most: int, seed: int) -> 
     return f"with num_keys={num_keys}, tile={tile}, head_dim {dim}{scores}"
 
 
+def _launches(rng: random.Random) -> list[tuple[int, int, int, int, int, int, int, int]]:
+    """Queries, context, heads, KV heads, head_dim, block_size, tile, and what the numbers are drawn from."""
+    cases = [(1, 3, 1, 1, 2, 4, 4, 1), (2, 5, 2, 1, 4, 2, 2, 2), (3, 3, 4, 2, 2, 4, 8, 3)]
+    for context in sorted(rng.randint(1, 18) for _ in range(16)):
+        kv_heads = rng.choice([1, 2])
+        dim, size, tile = rng.choice([2, 4, 8]), rng.choice([1, 2, 4, 8]), rng.choice([2, 4, 8])
+        queries = rng.randint(1, min(context, 3))
+        cases.append((queries, context, kv_heads * rng.choice([1, 2]), kv_heads, dim, size, tile, rng.randrange(10**6)))
+    return cases
+
+
+def _play_kernel(answer: Any, log: Log, queries: int, context: int, heads: int, kv_heads: int, *rest: int) -> None:
+    """Launch it on a grid. The table goes on behind the context, with a block of rubbish."""
+    import torch
+
+    dim, size, tile, seed = rest
+    q, k_cache, v_cache, (table,), *_ = _step_of([queries], [context], heads, kv_heads, dim, size, seed)
+    empty = next(block for block in range(len(k_cache)) if block not in table)
+    blocks = torch.tensor(table + [empty] * 40, dtype=torch.int32)
+    out = torch.full_like(q, 7e4)
+    if not hasattr(type(answer), "__getitem__"):
+        if importlib.util.find_spec("triton") is None:
+            raise Unfit(
+                "Triton is not installed (it exists for Linux: pip install triton); only this exercise needs it"
+            )
+        raise Unfit(f"expected a Triton kernel, got {answer!r} ({type(answer).__name__}); is @triton.jit still there?")
+    device = "cpu"
+    if type(answer).__name__ == "JITFunction":  # compiled, not interpreted
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu":
+            raise Unfit("the kernel is not interpreted; restart Python and run the lab's first cells before this one")
+    out, *given = (tensor.to(device) for tensor in (out, q, k_cache, v_cache, blocks))
+    try:
+        answer[(queries, heads)](out, *given, 0.5, context - queries, heads, kv_heads, dim, size, tile)
+    except Exception as error:  # Triton wraps what a kernel raises
+        if "NotImplementedError" in f"{type(error).__name__} {error}":
+            raise NotImplementedError from None
+        raise
+    for query in range(queries):
+        for head in range(heads):
+            think = "Look at which keys this query sees, where they lie, and what is carried from tile to tile."
+            log.see(f"query {query}, head {head}", _comparable(out[query, head]), think)
+
+
+def _describe_launch(queries: int, context: int, heads: int, kv_heads: int, *rest: int) -> str:
+    about = f"{heads} heads, {kv_heads} KV heads, head_dim {rest[0]}, block_size {rest[1]}, tile {rest[2]}"
+    return f"with {queries} queries, the last of a context of {context}, {about}"
+
+
 TASKS = {
     "7.3-chunk-planner": Task(
         cases=_traffic,
@@ -265,6 +315,13 @@ TASKS = {
         play=_play_walk,
         describe=_describe_walk,
         success="right, one walk over the keys and no score too large",
+        tolerance=2e-3,
+    ),
+    "7.3-triton-attention": Task(
+        cases=_launches,
+        play=_play_kernel,
+        describe=_describe_launch,
+        success="right, this kernel reads a cache in blocks and never holds all scores",
         tolerance=2e-3,
     ),
 }
