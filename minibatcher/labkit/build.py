@@ -21,6 +21,7 @@ from typing import Any
 
 from ..errors import MinibatcherError
 from . import audit
+from .checks import SEED_VARIABLE
 from .manifest import Exercise, load_manifest
 from .notebooks import UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
 
@@ -116,7 +117,7 @@ def execute(nb: Any, folder: Path) -> list[str]:
             resources={"metadata": {"path": str(folder)}},
         )
         try:
-            client.execute(env=kernel_environment(home))
+            client.execute(env=kernel_environment(home) | {SEED_VARIABLE: "7"})
         except nbclient.exceptions.CellExecutionError as error:
             return [f"a cell failed: {error.ename}: {error.evalue}"]
         except (nbclient.exceptions.CellTimeoutError, nbclient.exceptions.DeadKernelError) as error:

@@ -3,6 +3,7 @@ first, and offers a hint."""
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,6 +16,7 @@ from .manifest import Exercise, load_manifest
 from .time_limit import time_limit
 
 _PRINTED = 2000  # characters that an answer may print in one check
+SEED_VARIABLE = "MINIBATCHER_CHECK_SEED"  # set by the build, so that solutions look the same whenever they are built
 _hints_shown: dict[str, int] = {}
 
 
@@ -41,7 +43,7 @@ def judge(exercise_id: str, answer: Any, *, seed: int | None = None) -> CheckRes
     """Judge `answer` without printing or raising. Raises UnknownName for an exercise that does not exist."""
     exercise = known_exercise(exercise_id)
     task, key = task_of(exercise), key_of(exercise)
-    seed = random.SystemRandom().randrange(100_000) if seed is None else seed
+    seed = _any_seed() if seed is None else seed
     cases = task.cases(random.Random(seed))
     with (
         redirect_stdout(_Brief(sys.stdout)),
@@ -50,6 +52,11 @@ def judge(exercise_id: str, answer: Any, *, seed: int | None = None) -> CheckRes
     ):
         outcomes = (guarded(limited, task, arguments, answer) for arguments in cases)
         return verdict(exercise, task, key, cases, outcomes, seed)
+
+
+def _any_seed() -> int:
+    fixed = os.environ.get(SEED_VARIABLE, "")
+    return int(fixed) if fixed.isdecimal() else random.SystemRandom().randrange(100_000)
 
 
 def hint(exercise_id: str) -> None:
