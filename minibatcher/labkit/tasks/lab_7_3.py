@@ -194,8 +194,11 @@ def _describe_step(
 
 
 def _walks(rng: random.Random) -> list[tuple[int, int, int, int, int]]:
-    """Keys, tile, head_dim, how large the numbers are, and what they are drawn from (odd: all scores negative)."""
-    cases = [(4, 2, 2, 1, 2), (5, 2, 2, 2, 4), (3, 8, 2, 2, 7), (6, 2, 4, 9, 6), (5, 3, 4, 9, 9)]
+    """Keys, tile, head_dim, how large the numbers are, and what they are drawn from (odd: all scores negative).
+
+    The fourth has a score whose exp overflows, in the fifth every exp is 0.
+    """
+    cases = [(4, 2, 2, 1, 2), (5, 2, 2, 2, 4), (3, 8, 2, 2, 7), (6, 2, 8, 12, 38), (5, 3, 4, 9, 9)]
     for keys in sorted(rng.randint(1, 30) for _ in range(40)):
         cases.append((keys, rng.randint(1, 9), rng.choice([2, 4, 8]), rng.choice([1, 2, 12]), rng.randrange(10**6)))
     return cases
