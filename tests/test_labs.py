@@ -616,7 +616,7 @@ def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book
     more = EXERCISES | {"7.1-new": replace(EXERCISES["7.1-padding"], id="7.1-new")}
     assert "'7.1-new' is in exercises.toml but in no master" in build.build(book, check=True, exercises=more)[0]
     fewer = {"7.1-padding": EXERCISES["7.1-padding"]}
-    with pytest.raises(BuildError, match=r"'7\.1-fastest-finisher', which is not in exercises\.toml"):
+    with pytest.raises(BuildError, match=r"', which is not in exercises\.toml"):
         build.build(book, check=True, exercises=fewer)
     beyond = EXERCISES | {"7.1-padding": replace(EXERCISES["7.1-padding"], rows=("9.9",))}
     assert "'7.1-padding' practises row '9.9', which is not in" in build.build(book, check=True, exercises=beyond)[0]

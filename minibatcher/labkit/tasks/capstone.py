@@ -138,11 +138,11 @@ class BadPlan(Exception):
     """A plan that can't be carried out; the message is a sentence without the step."""
 
 
-def workload(rng: random.Random, size: int) -> list[Arrival]:
-    """Short chats that want each token soon, and now and then a long document; in bursts."""
+def workload(rng: random.Random, size: int, pace: float = 1.0) -> list[Arrival]:
+    """Short chats that want each token soon, and now and then a long document; in bursts. pace: how fast they come."""
     now, arrivals = 0, []
     for i in range(size):
-        now += rng.choice([0, rng.randint(1_000, 20_000), rng.randint(20_000, 60_000)])
+        now += round(rng.choice([0, rng.randint(1_000, 20_000), rng.randint(20_000, 60_000)]) / pace)
         if rng.random() < 0.2:
             arrivals.append((f"doc{i}", now, rng.randint(500, 1200), rng.randint(4, 12), 1_200_000, 40_000))
         else:
