@@ -70,7 +70,9 @@ class _Model:
                 if owners.setdefault(block, name) != name:
                     raise Unfit(f"block {block} is in the tables of {owners[block]!r} and of {name!r}")
         pieces_seen = {name: [start, len(tokens)] for name, tokens, start, _ in sorted(read)}
-        self._log.see("pieces, [start, tokens] of each request", pieces_seen, "Who is there, and what is planned?")
+        self._log.see(
+            "pieces, [start, tokens] of each request", pieces_seen, "Compare who is there, and what plan_step gets."
+        )
         self._log.see("free blocks", self._free(), "Blocks are taken on entry and returned at the end.")
         return [self._next(*piece) for piece in read]
 
@@ -128,7 +130,11 @@ def _play_loop(
     log.see("names in the result", sorted(found), "Everybody, also who was refused: with an empty list.")
     for name in names:
         log.see(f"answer of {name!r}", found.get(name), "New tokens only; the end token is the last of them.")
-    log.see("free blocks", model.pools[0].num_free if model.pools else None, "All blocks are free in the end.")
+    log.see(
+        "free blocks",
+        model.pools[0].num_free if model.pools else None,
+        "Whoever ends returns its blocks, by pool.free.",
+    )
 
 
 # The tournament
