@@ -24,6 +24,8 @@ _MEMORY, _FILE, _PROCESSES = 4 << 30, 64 << 20, 64
 _SENT = 24 << 20  # bytes that one answer may send
 _NEW_NS, _NEW_USER, _NEW_PID, _NEW_NET = 0x20000, 0x10000000, 0x20000000, 0x40000000
 _DEATH_SIGNAL = 1
+_READ_ALL = 1 << 2  # the capability to read any file
+_kept = 0  # capabilities that an answer keeps: none, or that one where Python lies in root's own folders
 
 
 class NoMinibatcher:
@@ -68,8 +70,13 @@ def _libc() -> Any:
 def _protections(hide: list[str]) -> dict[str, bool]:
     """Which ones work here, found out in a child."""
     on = {"own user": False, "name spaces": False}
-    if os.geteuid() == 0 and _succeeds(_become_nobody):
-        on["own user"] = True
+    global _kept
+    if os.geteuid() == 0:
+        on["own user"] = _succeeds(_become_nobody)
+        if not on["own user"] and sys.platform == "linux":
+            _kept = _READ_ALL
+            on["own user"] = _succeeds(_become_nobody)
+            _kept = _kept if on["own user"] else 0
     if sys.platform == "linux" and _succeeds(lambda: _unshare(hide)):
         on["name spaces"] = True
     return on
@@ -92,10 +99,15 @@ def _user() -> int:
 def _become_nobody(uid: int = 60999) -> None:
     os.setgroups([])
     os.setgid(uid)
+    folders = [path for path in sys.path if os.path.isdir(path)]
+    if _kept:
+        _libc().prctl(8, 1, 0, 0, 0)  # keep capabilities when the user changes
     os.setuid(uid)
-    for path in (os.__file__, __file__, *filter(os.path.isdir, sys.path)):
-        if not os.access(path, os.R_OK):
-            raise PermissionError(path)
+    if _kept:
+        _no_capabilities()
+    for folder in folders:  # raises PermissionError
+        os.listdir(folder)
+    open(os.__file__).close()
 
 
 def _unshare(hide: list[str]) -> None:
@@ -118,7 +130,7 @@ def _unshare(hide: list[str]) -> None:
 
 def _no_capabilities() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _libc().capset(header, (ctypes.c_uint32 * 6)())
+    _libc().capset(header, (ctypes.c_uint32 * 6)(_kept, _kept))
     _libc().prctl(38, 1, 0, 0, 0)  # no new privileges
 
 
