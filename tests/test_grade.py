@@ -254,3 +254,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_use_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grade", "nowhere.ipynb"]) == 2
     assert "there is no 'nowhere.ipynb'" in capsys.readouterr().err
+
+
+def test_every_lab_scores_full_solved_and_nothing_as_handed_out() -> None:
+    every, root = load_manifest(), LAB.parents[1]
+    labs = {path.stem: read_lab(path, every) for path in sorted((root / "labs").glob("*.ipynb"))}
+    files = {name: sorted((root / name).glob("*.ipynb")) for name in ("solutions", "labs")}
+    solved, starter = Grader(labs, every, 4).grade(list(files.items()))
+    assert {e.lab for e in every.values()} == set(labs) and len(solved.scores) == len(every)
+    assert [s.exercise for s in solved.scores if s.points != every[s.exercise].points] == []
+    assert starter.total == 0
+    assert {s.reason[:15] for s in starter.scores} == {"not written yet"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from pathlib import Path
 
@@ -31,13 +30,15 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything")
     parser.add_argument("--html", type=Path, metavar="DIR", help="write a page a student and a summary")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="submissions at once (default: 1)")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the random inputs (default: drawn, and shown)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the random inputs (default: 0, which students can try too)"
+    )
     parser.set_defaults(run=run_grade)
 
 
 def run_grade(args: argparse.Namespace) -> int:
     from ..labkit.grading import report
-    from ..labkit.grading.run import Grader, kept_seed
+    from ..labkit.grading.run import Grader
     from ..labkit.grading.submissions import students
 
     missing = [path for path in args.submissions if not path.exists()]
@@ -50,14 +51,12 @@ def run_grade(args: argparse.Namespace) -> int:
         raise GradeError("no notebooks there; a folder must hold *.ipynb, or a folder for each student")
     labs, exercises, folder = _labs(args, [path for _, files in found for path in files])
     store = _store(args)
-    seed = args.seed if args.seed is not None else kept_seed(store)
-    seed = random.SystemRandom().randrange(100_000) if seed is None else seed
-    grader = Grader(labs, exercises, seed, args.jobs, hide=(folder.parent / "solutions",))
+    grader = Grader(labs, exercises, args.seed, args.jobs, hide=(folder.parent / "solutions",))
     with _bar(len(found)) as bar:
         results = grader.grade(found, store, lambda result: bar.update())
-    facts = {"seed": seed, "protections": _said(grader.protections)}
+    facts = {"seed": args.seed, "protections": _said(grader.protections)}
     print(report.table(results))
-    print(f"{facts['protections']} Seed {seed}.", file=sys.stderr)
+    print(f"{facts['protections']} Seed {args.seed}.", file=sys.stderr)
     if args.csv:
         report.write_csv(args.csv, results)
     if args.json:

@@ -191,7 +191,7 @@ class Grader:
                     results[number] = result
                     if store and digest:
                         with open(store, "a", encoding="utf-8") as file:
-                            line = {"key": digest, "seed": self.seed, "result": asdict(result)}
+                            line = {"key": digest, "result": asdict(result)}
                             file.write(json.dumps(line) + "\n")
                     done(result)
             finally:
@@ -331,11 +331,6 @@ def _kept(store: Path) -> Iterator[tuple[str, Result]]:
         with suppress(KeyError, TypeError):
             result = data["result"]
             yield data["key"], Result(result["name"], [Score(**s) for s in result["scores"]], result["problems"])
-
-
-def kept_seed(store: Path | None) -> int | None:
-    """The seed of an earlier run, so that going on draws the same inputs."""
-    return next((data["seed"] for data in _lines(store) if type(data.get("seed")) is int), None) if store else None
 
 
 def _lines(store: Path) -> Iterator[dict]:
