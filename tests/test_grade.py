@@ -6,6 +6,7 @@ import copy
 import csv
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,35 @@ from pathlib import Path
 import pytest
 
 from minibatcher.cli import main
+from minibatcher.labkit.audit import source_digest
 from minibatcher.labkit.grading import report
 from minibatcher.labkit.grading.run import Grader
 from minibatcher.labkit.grading.submissions import read_lab, students
 from minibatcher.labkit.manifest import load_manifest
+from minibatcher.labkit.notebooks import dumps, read_source, student_copy
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the bank needs limits that only POSIX systems have")
 
-LAB = Path(__file__).parents[1] / "labs" / "lab-7.1.ipynb"
+ROOT = Path(__file__).parents[1]
+EXERCISES = load_manifest()
+
+
+def handed_out(folder: Path) -> dict[str, Path]:
+    """The labs, from their masters: a reader may have worked in those of labs/."""
+    return {master.stem: _handed_out(master, folder) for master in sorted((ROOT / "solutions").glob("*.md"))}
+
+
+def _handed_out(master: Path, folder: Path) -> Path:
+    lab = student_copy(read_source(master, EXERCISES))
+    lab.metadata["minibatcher"] = {"sources": source_digest(lab)}
+    path = folder / f"{master.stem}.ipynb"
+    path.write_text(dumps(lab), encoding="utf-8")
+    return path
+
+
+FOLDER = tempfile.TemporaryDirectory()
+LABS = handed_out(Path(FOLDER.name))
+LAB = LABS["lab-7.1"]
 PRISTINE = json.loads(LAB.read_text(encoding="utf-8"))
 FIRST, SECOND = "7.1-padding", "7.1-fastest-finisher"
 RIGHT = {
@@ -196,8 +218,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def grader(**options) -> Grader:
-    every = load_manifest()
-    return Grader({"lab-7.1": read_lab(LAB, every)}, {e: every[e] for e in RIGHT}, 1, longest_s=1, **options)
+    return Grader({"lab-7.1": read_lab(LAB, EXERCISES)}, {e: EXERCISES[e] for e in RIGHT}, 1, longest_s=1, **options)
 
 
 @pytest.mark.parametrize("name", BANK)
@@ -245,7 +266,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in" / "ada" / "any name.ipynb").write_text(notebook(BANK["perfect"]), encoding="utf-8")
     (tmp_path / "in" / "bob.ipynb").write_text("no", encoding="utf-8")
     out = tmp_path / "out.json"
-    assert main(["grade", str(tmp_path / "in"), "--lab", "7.1", "--seed", "3", "--json", str(out)]) == 1
+    assert main(["grade", str(tmp_path / "in"), "--lab", "7.1", "--labs", str(LAB.parent), "--json", str(out)]) == 1
     assert "2 submissions" in capsys.readouterr().out
     ada, bob = json.loads(out.read_text(encoding="utf-8"))["students"]
     assert [s["points"] for s in ada["scores"]][:2] == [2, 2] and bob["total"] == 0
@@ -257,11 +278,16 @@ def test_wrong_use_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_lab_scores_full_solved_and_nothing_as_handed_out() -> None:
-    every, root = load_manifest(), LAB.parents[1]
-    labs = {path.stem: read_lab(path, every) for path in sorted((root / "labs").glob("*.ipynb"))}
-    files = {name: sorted((root / name).glob("*.ipynb")) for name in ("solutions", "labs")}
-    solved, starter = Grader(labs, every, 4).grade(list(files.items()))
-    assert {e.lab for e in every.values()} == set(labs) and len(solved.scores) == len(every)
-    assert [s.exercise for s in solved.scores if s.points != every[s.exercise].points] == []
+    labs = {name: read_lab(path, EXERCISES) for name, path in LABS.items()}
+    solutions = sorted((ROOT / "solutions").glob("*.ipynb"))
+    solved, starter = Grader(labs, EXERCISES, 4).grade([("solved", solutions), ("starter", list(LABS.values()))])
+    assert {e.lab for e in EXERCISES.values()} == set(labs) and len(solved.scores) == len(EXERCISES)
+    assert [s.exercise for s in solved.scores if s.points != EXERCISES[s.exercise].points] == []
     assert starter.total == 0
     assert {s.reason[:15] for s in starter.scores} == {"not written yet"}
+
+
+def test_labs_that_somebody_has_worked_in_are_no_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "lab-7.1.ipynb").write_text(notebook(BANK["perfect"]), encoding="utf-8")
+    assert main(["grade", str(LAB), "--labs", str(tmp_path)]) == 2
+    assert "is not as it was built; grade against an untouched copy" in capsys.readouterr().err

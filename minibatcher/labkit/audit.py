@@ -88,7 +88,11 @@ def output_digest(nb: Any) -> str:
 
 def source_digest(nb: Any) -> str:
     """Sixteen hex digits that stand for what all cells hold. The build notes them, so that it sees a reader's edits."""
-    sources = [(cell.cell_type, cell.source) for cell in nb.cells]
+    return digest_of([(cell.cell_type, cell.source) for cell in nb.cells])
+
+
+def digest_of(sources: list[tuple[str, str]]) -> str:
+    """The same from the cells' types and texts alone."""
     return hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]
 
 

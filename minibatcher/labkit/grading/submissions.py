@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MinibatcherError
+from ..audit import digest_of
 from ..manifest import Exercise
 
 _LARGEST = 400 * 2**20  # bytes of a file
@@ -103,7 +104,10 @@ def _dict(value: Any) -> dict:
 
 
 def read_lab(path: Path, exercises: dict[str, Exercise]) -> Lab:
+    """A lab as the build wrote it. Raises Unreadable, also if somebody has worked in it."""
     cells = read_cells(path, exercises)
+    if not _pristine(path):
+        raise Unreadable(f"{path} is not as it was built; grade against an untouched copy of the labs, named by --labs")
     return Lab(
         path.stem,
         [cell.source for cell in cells if "given" in cell.tags],
@@ -111,6 +115,12 @@ def read_lab(path: Path, exercises: dict[str, Exercise]) -> Lab:
         {cell.exercise: cell.source for cell in cells if cell.exercise and cell.role == "check"},
         hashlib.sha256(path.read_bytes()).hexdigest()[:16],
     )
+
+
+def _pristine(path: Path) -> bool:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    sources = [(cell.get("cell_type"), "".join(cell.get("source", ""))) for cell in data.get("cells", [])]
+    return _dict(_dict(data.get("metadata")).get("minibatcher")).get("sources") == digest_of(sources)
 
 
 def lab_of(cells: list[Cell], labs: dict[str, Lab], exercises: dict[str, Exercise]) -> str | None:
