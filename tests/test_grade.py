@@ -265,7 +265,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in" / "ada").mkdir(parents=True)
     (tmp_path / "in" / "ada" / "any name.ipynb").write_text(notebook(BANK["perfect"]), encoding="utf-8")
     (tmp_path / "in" / "bob.ipynb").write_text("no", encoding="utf-8")
-    out = tmp_path / "out.json"
+    out = tmp_path / "new" / "out.json"
     assert main(["grade", str(tmp_path / "in"), "--lab", "7.1", "--labs", str(LAB.parent), "--json", str(out)]) == 1
     assert "2 submissions" in capsys.readouterr().out
     ada, bob = json.loads(out.read_text(encoding="utf-8"))["students"]
@@ -291,3 +291,9 @@ def test_labs_that_somebody_has_worked_in_are_no_measure(tmp_path: Path, capsys:
     (tmp_path / "lab-7.1.ipynb").write_text(notebook(BANK["perfect"]), encoding="utf-8")
     assert main(["grade", str(LAB), "--labs", str(tmp_path)]) == 2
     assert "is not as it was built; grade against an untouched copy" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(Grader, "grade", lambda *arguments: pytest.fail("it has begun"))
+    assert main(["grade", str(LAB), "--labs", str(LAB.parent), "--csv", str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err

@@ -98,13 +98,14 @@ def _labs(args: argparse.Namespace, files: list[Path]) -> tuple[dict, dict, Path
 
 
 def _store(args: argparse.Namespace) -> Path | None:
-    """Where results are kept from run to run."""
-    if args.json or args.csv:
-        return (args.json or args.csv).with_suffix(".graded.jsonl")
-    if args.html:
-        args.html.mkdir(parents=True, exist_ok=True)
-        return args.html / "results.graded.jsonl"
-    return None
+    """Where results are kept from run to run; it and all reports can be written, or OSError is raised at once."""
+    store = None
+    for file in (args.html and args.html / "index.html", args.csv, args.json):
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.open("a").close()
+            store = file.with_suffix(".graded.jsonl")
+    return store
 
 
 def _bar(total: int):
