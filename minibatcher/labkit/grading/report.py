@@ -14,6 +14,7 @@ from .run import Result
 
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}
 table{border-collapse:collapse}td,th{border:1px solid #999;padding:.3em .6em;text-align:left;vertical-align:top}
+td:first-child{white-space:nowrap}
 .bar{display:inline-block;height:1em;background:#0072B2}"""
 
 
