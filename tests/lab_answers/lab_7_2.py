@@ -155,14 +155,17 @@ RIGHT = {
 
 WRONG = {
     "7.2-next-batch": [
-        (lambda r, f, w, m: (["ROMEO", "HAMLET", "PUCK"], ["LEAR"]), "step 1: the new running list: expected"),
+        (
+            lambda r, f, w, m: (["ROMEO", "HAMLET", "PUCK"], ["LEAR"]),
+            "waiting=['ROMEO', 'BRUTUS', 'HAMLET', 'PUCK', 'LEAR']: the new running list: expected",
+        ),
         (lambda r, f, w, m: None, "expected 2 values, (running, waiting), got None"),
         (lambda r, f, w, m: r + w, "expected 2 values"),
         (lambda r, f, w, m: ("ROMEO", []), "expected a list, got 'ROMEO' (str)"),
-        (lambda r, f, w, m: ([], w), "step 1: the new running list: expected ['ROMEO', 'BRUTUS', 'HAMLET'], got []"),
+        (lambda r, f, w, m: ([], w), "the new running list: expected ['ROMEO', 'BRUTUS', 'HAMLET'], got []"),
         (lambda r, f, w, m: (sorted(r + w)[:m], sorted(r + w)[m:]), "the new running list: expected"),
-        (batch_that_changes_running, "your function left `running` as it was: expected True, got False"),
-        (batch_that_empties_finished, "your function left `finished` as it was: expected True, got False"),
+        (batch_that_changes_running, "the caller's own `running` after the call: expected"),
+        (batch_that_empties_finished, "the caller's own `finished` after the call: expected"),
     ],
     "7.2-four-ends": [
         (lambda *_: "stop", "expected None, got 'stop'"),

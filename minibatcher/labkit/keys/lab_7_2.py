@@ -132,6 +132,10 @@ def _all_stops(ids: list, text: str, most: int, eos: int, stop: list, aborted: b
 FOUR_ENDS = Key(
     answer=_finish_reason,
     mistakes=(
+        Mistake(
+            lambda i, t, m, e, s, a: "length" if len(i) >= m else _finish_reason(i, t, m, e, s, a),
+            "You look at the limit before anything else; it is the last of the reasons.",
+        ),
         Mistake(_length_first, "You look at the limit first. An answer that ends by itself at the limit is complete."),
         Mistake(_abort_last, "You look at `aborted` last. Once the client is gone, nothing else matters."),
         Mistake(
@@ -224,6 +228,14 @@ RAGGED = Key(
             lambda rows: (*_pack(rows)[:2], [*(n for *_, n in rows), len(_pack(rows)[0])]),
             "These are the lengths of the rows; `starts` adds them up.",
         ),
+        Mistake(
+            lambda rows: (*_pack(rows)[:2], [0, *(n for *_, n in rows)]),
+            "Behind the zero stand the lengths of the rows; each entry is how many tokens there are by then.",
+        ),
+        Mistake(
+            lambda rows: _pack([row for row in rows if row[2]]),
+            "You leave out rows with nothing to compute. They have an entry in `starts`, too.",
+        ),
         Mistake(_first_tokens, "You take the first tokens of each request again; begin behind those computed already."),
         Mistake(
             _last_tokens, "You take the last tokens of each request. A prompt may go in pieces: begin at the next."
@@ -267,6 +279,10 @@ def _rounded_down(request: int, most: int, running: list, free: int, size: int, 
     return (request + most) // size + sum(b // size - a // size for a, b in running) + watermark <= free
 
 
+def _one_more(request: int, most: int, running: list, free: int, size: int, watermark: int) -> bool:
+    return (request + most) // size + 1 + sum(b // size - a // size for a, b in running) + watermark <= free
+
+
 def _rounded_twice(request: int, most: int, running: list, free: int, size: int, watermark: int) -> bool:
     grow = sum(_blocks(b, size) - _blocks(a, size) for a, b in running)
     return _blocks(request, size) + _blocks(most, size) + grow + watermark <= free
@@ -294,6 +310,7 @@ ADMISSION = Key(
         ),
         Mistake(_twice, "You count blocks twice that running requests hold already; they are not among the free ones."),
         Mistake(_rounded_down, "You round down. A block that is begun is taken whole."),
+        Mistake(_one_more, "You add a block in any case. Tokens that fill their blocks exactly need no further one."),
         Mistake(_rounded_twice, "You round up prompt and answer apart; they share a block where one ends."),
         Mistake(
             lambda r, m, run, f, s, w: not _may_enter(r, m, run, f, s, w),
@@ -344,6 +361,10 @@ PRIORITIES = Key(
         Mistake(
             _by(lambda r, now, ageing: (r[1] - (now - r[2]) / ageing, r[2])),
             "You count parts of `ageing_s`; only a full one lifts a request.",
+        ),
+        Mistake(
+            _by(lambda r, now, ageing: r[1] - (now - r[2]) / ageing),
+            "Only a full `ageing_s` lifts a request, no part of it; and among equals the older one goes first.",
         ),
         Mistake(
             _by(lambda r, now, ageing: (r[1] + (now - r[2]) // ageing, r[2])),
@@ -424,6 +445,16 @@ class _LastOfEquals(_FairShare):
         return min(reversed(waiting), key=self.tokens.__getitem__)
 
 
+class _FirstByName(_FairShare):
+    def next_tenant(self, waiting: list[str]) -> str:
+        return min(sorted(waiting), key=self.tokens.__getitem__)
+
+
+class _AmongAll(_FairShare):
+    def next_tenant(self, waiting: list[str]) -> str:
+        return min(self.tokens, key=self.tokens.__getitem__)
+
+
 class _LiftedToAnybody(_FairShare):
     def comes(self, tenant: str, waiting: list[str]) -> None:
         self.tokens[tenant] = max(self.tokens.get(tenant, 0), min(self.tokens.values(), default=0))
@@ -443,6 +474,8 @@ FAIR_SHARE = Key(
         Mistake(_First, "You take the tenant that waits longest, whatever it has had."),
         Mistake(_Highest, "You take the tenant that has had most; the lowest counter goes first."),
         Mistake(_LastOfEquals, "Among equal counters you take the last of the list; the first has waited longest."),
+        Mistake(_FirstByName, "Among equal counters you take the first by name; who stands first in `waiting` goes."),
+        Mistake(_AmongAll, "You choose among all tenants; only one that waits can go."),
         Mistake(_LiftedToAnybody, "You lift to the lowest of all tenants; only those who wait count."),
     ),
 )

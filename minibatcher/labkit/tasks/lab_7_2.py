@@ -40,14 +40,15 @@ def _play_batch(next_batch: Callable, log: Log, requests: list, max_num_seqs: in
         waiting = waiting + [name for name, arrival, _ in requests if arrival == step]
         if not running and not waiting and step > last_arrival:
             break
-        log.at(f"step {step}")
+        mine = {"running": running, "finished": sorted(finished), "waiting": waiting}
+        log.at(f"step {step}, {', '.join(f'{what}={names}' for what, names in mine.items())}")
         given = list(running), set(finished), list(waiting)
         after = pair_of("running", "waiting", read=list_of(text))(next_batch(*given, max_num_seqs))
         log.see("the new running list", after["running"], "Who has ended leaves, then the oldest waiting ones come in.")
         log.see("who still waits", after["waiting"], "Whoever did not come in still waits, in the same order.")
-        for what, mine, lent in zip(("running", "finished", "waiting"), (running, finished, waiting), given):
-            unchanged = list_of(text)(lent) == list(mine) if what != "finished" else set(lent) == mine
-            log.see(f"your function left `{what}` as it was", unchanged, "Build new lists; the caller needs the old.")
+        for what, lent in zip(mine, given):
+            left = list_of(text)(lent) if what != "finished" else sorted(list_of(text)(lent))
+            log.see(f"the caller's own `{what}` after the call", left, "Build new lists; the caller needs the old.")
         running, waiting = after["running"], after["waiting"]
         for name in running:
             if name not in wanted:
@@ -60,8 +61,7 @@ def _play_batch(next_batch: Callable, log: Log, requests: list, max_num_seqs: in
 
 
 def _batch_words(requests: list, max_num_seqs: int) -> str:
-    words = ", ".join(f"{name}: {tokens} from step {step}" for name, step, tokens in requests)
-    return f"with max_num_seqs={max_num_seqs} and requests (tokens, arrival) {words}"
+    return f"with {len(requests)} requests and max_num_seqs={max_num_seqs}"
 
 
 # 7.2-four-ends
@@ -176,7 +176,8 @@ def _play_priorities(next_request: Callable, log: Log, requests: list, every_s: 
             continue
         turn = now % len(waiting)  # the list is in no order
         waiting = waiting[turn:] + waiting[:turn]
-        log.at(f"now={now}, {len(waiting)} waiting")
+        more = f", … ({len(waiting)} in all)" if len(waiting) > 6 else ""
+        log.at(f"now={now}, waiting {', '.join(map(str, waiting[:6]))}{more}")
         name = text(next_request(list(waiting), now, ageing_s))
         log.see("who goes next", name, "Compute the class that each waiting request has by now, and its arrival.")
         if name not in [request[0] for request in waiting]:
@@ -185,8 +186,7 @@ def _play_priorities(next_request: Callable, log: Log, requests: list, every_s: 
 
 
 def _priority_words(requests: list, every_s: int, ageing_s: int) -> str:
-    shown = ", ".join(map(str, requests[:4])) + (", …" if len(requests) > 4 else "")
-    return f"with ageing_s={ageing_s}, a free slot every {every_s} s and {len(requests)} requests {shown}"
+    return f"with {len(requests)} requests, a free slot every {every_s} s and ageing_s={ageing_s}"
 
 
 # 7.2-fair-share: (requests as (turn before which it arrives, tenant, tokens))
@@ -210,30 +210,38 @@ def _play_share(fair_share: Callable, log: Log, requests: list) -> None:
     log.at("FairShare()")
     shares = fair_share()
     queues: dict[str, list[int]] = {}  # of tenants that wait, in the order in which they began
+    calls: list[str] = []  # that change counters
+
+    def at(turn: int, call: str) -> None:
+        log.at(f"turn {turn}{', after ' if calls else ''}{', '.join(calls)}: {call}")
+
     for turn in range(1, requests[-1][0] + len(requests) + 1):
         for arrival, tenant, tokens in requests:
             if arrival == turn:
                 if tenant not in queues:
-                    log.at(f"turn {turn}: comes({tenant!r}, {list(queues)})")
+                    call = f"comes({tenant!r}, {list(queues)})"
+                    at(turn, call)
                     shares.comes(tenant, list(queues))
+                    calls.append(call)
                 queues.setdefault(tenant, []).append(tokens)
         if not queues:
             continue
-        log.at(f"turn {turn}: next_tenant({list(queues)})")
+        at(turn, f"next_tenant({list(queues)})")
         tenant = text(shares.next_tenant(list(queues)))
-        log.see("", tenant, "Write down each tenant's counter before this turn.")
+        log.see("", tenant, "Write down each tenant's counter after these calls.")
         if tenant not in queues:
             raise Unfit(f"{tenant!r} does not wait")
         tokens = queues[tenant].pop(0)
         if not queues[tenant]:
             del queues[tenant]
-        log.at(f"turn {turn}: served({tenant!r}, {tokens})")
+        call = f"served({tenant!r}, {tokens})"
+        at(turn, call)
         shares.served(tenant, tokens)
+        calls.append(call)
 
 
 def _share_words(requests: list) -> str:
-    shown = ", ".join(map(str, requests[:6])) + (", …" if len(requests) > 6 else "")
-    return f"with requests (turn, tenant, tokens) {shown}"
+    return f"with {len(requests)} requests of {len({tenant for _, tenant, _ in requests})} tenants"
 
 
 TASKS = {
