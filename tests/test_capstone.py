@@ -42,6 +42,18 @@ def test_a_part_that_passes_its_check_is_the_readers_own(tmp_path, capsys):
     assert "plan_step" in capsys.readouterr().out
 
 
+def test_a_stub_that_is_commented_out_is_no_stub(tmp_path):
+    lab(tmp_path, MARK + PLANNER + "    # raise NotImplementedError('your answer')")
+    assert planner(tmp_path).whose == "yours"
+
+
+def test_what_an_answer_prints_does_not_tear_the_table(tmp_path, capsys):
+    lab(tmp_path, MARK + "print('torn')\n" + PLANNER.replace("plan = {}", "plan = {}; print('mine')"))
+    assert planner(tmp_path).whose == "yours"
+    printed = capsys.readouterr().out
+    assert "mine" not in printed and "torn" not in printed and printed.startswith("part ")
+
+
 def test_the_last_written_cell_counts(tmp_path):
     lab(tmp_path, MARK + "plan_step = dict", MARK + PLANNER, MARK + "def plan_step(): raise NotImplementedError('x')")
     assert planner(tmp_path).whose == "yours"
@@ -50,10 +62,14 @@ def test_the_last_written_cell_counts(tmp_path):
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (MARK + "def plan_step(pending, budget):\n    return {}", "with the requests"),
+        (MARK + "def plan_step(pending, budget):\n    return {}", "fails its check; see lab-7.3.ipynb"),
+        (
+            MARK + "def plan_step(pending, budget):\n    return helper(pending)",
+            "NameError: name 'helper' is not defined; define it in its cell",
+        ),
         (MARK + "def plan_step(p, b):\n    raise NotImplementedError('your answer')", "not written yet"),
         (MARK + "def other():\n    pass", "its cell defines no plan_step"),
-        (MARK + "def plan_step(", "its cell raised SyntaxError"),
+        (MARK + "def plan_step(", "its cell raised SyntaxError: "),
         (PLANNER, "has no cell that begins with"),
     ],
 )

@@ -5,15 +5,19 @@ And the tournament of the capstone.
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import re
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import stand_ins
 from .checks import judge, key_of
+from .judging import said
 from .manifest import load_manifest
 
 PARTS = (
@@ -52,7 +56,8 @@ def my_parts(folder: str | Path | None = None, *, seed: int | None = None) -> Pa
     """Read the labs in `folder` (the notebook's own), check each part, print whose it is, and return them."""
     home = Path(folder) if folder is not None else Path.cwd()
     known = load_manifest()
-    found = [_part(exercise_id, home, seed) for exercise_id in PARTS if exercise_id in known]
+    with redirect_stdout(io.StringIO()):  # what answers print would tear the table
+        found = [_part(exercise_id, home, seed) for exercise_id in PARTS if exercise_id in known]
     width = max([4, *(len(part.name) for part in found)])
     print(f"{'part':{width}}  {'whose':9}  why")
     for part in found:
@@ -68,11 +73,15 @@ def _part(exercise_id: str, home: Path, seed: int | None) -> Part:
         result = judge(exercise_id, answer, seed=seed)
         if result.ok:
             return Part(exercise_id, exercise.name, answer, "yours", "passes its check")
-        why = result.message
+        alone = re.search(r"raised (NameError: name '\w+' is not defined)", result.message)
+        unwritten = result.message.startswith("not written yet")
+        why = f"fails its check; see {exercise.lab}.ipynb"
+        if alone or unwritten:
+            why = f"{alone[1]}; define it in its cell" if alone else "not written yet"
     except _Missing as error:
         why = str(error)
     except Exception as error:  # a reader's cell may do anything
-        why = f"its cell raised {type(error).__name__}"
+        why = f"its cell raised {said(error)}"
     why = why if len(why) <= 70 else f"{why[:69]}…"
     return Part(exercise_id, exercise.name, reference(exercise_id), "reference", why)
 
@@ -99,7 +108,9 @@ def _answer(path: Path, exercise_id: str, name: str) -> Any:
     answers = [source for source, _ in code if source.split("\n", 1)[0].strip() == f"# Exercise {exercise_id}"]
     if not answers:
         raise _Missing(f"{path.name} has no cell that begins with # Exercise {exercise_id}")
-    written = [source for source in answers if "raise NotImplementedError(" not in source]
+    written = [
+        source for source in answers if not re.search(r"^[^#\n]*raise NotImplementedError\(", source, re.MULTILINE)
+    ]
     if not written:
         raise _Missing("not written yet")
     room: dict[str, Any] = {"__name__": "__lab__"}

@@ -48,7 +48,7 @@ def _serve(
                 back.append(name)
             else:
                 entered.append(name)
-        running, waiting = entered, back + waiting
+        running, waiting = entered, waiting + back if fault == "behind" else back + waiting
         if not running:
             if fault == "no eos in answer":
                 return {n: [t for t in tokens if t != requests[n][2]] for n, tokens in answers.items()}
@@ -84,6 +84,7 @@ LOOP = Key(
             _faulty("overtake"),
             "A younger request enters past an older one that did not fit. Where one waits, all behind it wait too.",
         ),
+        Mistake(_faulty("behind"), "Who did not fit is older than those who wait: put it back before them."),
         Mistake(_faulty("no eos in answer"), "The end token belongs to the answer; leave it in."),
         Mistake(
             _faulty("all wait"),

@@ -73,7 +73,7 @@ class _Model:
         self._log.see(
             "pieces, [start, tokens] of each request", pieces_seen, "Compare who is there, and what plan_step gets."
         )
-        self._log.see("free blocks", self._free(), "Blocks are taken on entry and returned at the end.")
+        self._log.see("free blocks", self._free(), "Blocks for prompt and max_tokens are taken on entry.")
         return [self._next(*piece) for piece in read]
 
     def _free(self) -> int:
@@ -92,7 +92,8 @@ class _Model:
         if not all(0 <= block < self._num_blocks for block in table) or start < 0:
             raise Unfit(f"the piece of {name!r} starts at {start}, with the block table {table}")
         if len(table) * self._size < start + len(tokens):
-            raise Unfit(f"{name!r} has {len(table)} blocks of {self._size}, too few for {start + len(tokens)} tokens")
+            few = f"{name!r} has {len(table)} blocks of {self._size}, too few for {start + len(tokens)} tokens"
+            raise Unfit(f"{few}; did pool.allocate say True?")
         return name, tokens, start, table
 
     def _next(self, name: str, tokens: list[int], start: int, table: list[int]) -> int:
@@ -222,7 +223,12 @@ def _check(plan: Any, running: list[dict], waiting: list[dict], free: int, budge
     if blocks > free:
         raise BadPlan(f"expected newcomers of at most {free} blocks in all, the free ones, got {blocks}")
     if not plan and not idle:
-        raise BadPlan("expected somebody in the plan, got nobody: nobody else will come, and requests are left")
+        left = (
+            "the late ones are left, to be served too"
+            if all(r["late"] for r in running + waiting)
+            else "requests are left"
+        )
+        raise BadPlan(f"expected somebody in the plan, got nobody: nobody else will come, and {left}")
 
 
 def _play_policy(answer: Callable, log: Log, arrivals: list[Arrival], budget: int, num_blocks: int) -> None:
