@@ -77,6 +77,21 @@ class SetPool:
         return len(self._free())
 
 
+class UnknownNamePool(DequePool):
+    def table(self, name):
+        return self.tables[name]
+
+
+everybodys = {}
+
+
+class SharedPool(DequePool):
+    def __init__(self, num_blocks, block_size):
+        super().__init__(num_blocks, block_size)
+        self.tables = everybodys
+        self.tables.setdefault("c", [0])
+
+
 class MethodPool(DequePool):
     def num_free(self):
         return len(self.queue)
@@ -304,6 +319,8 @@ WRONG = {
         (lambda requests, longest, size: None, "expected 2 values"),
     ],
     "7.4-block-pool": [
+        (UnknownNamePool, "table('a') of a new pool raised KeyError: 'a'"),
+        (SharedPool, "what stands in the class is shared"),
         (MethodPool, "put @property above it"),
         (SilentPool, "expected True or False, got None"),
         (StrictPool, "raised KeyError"),
@@ -331,7 +348,7 @@ WRONG = {
         (replay_sorted_whole, "rows of the same arrival keep their order"),
         (replay_floats, "expected a whole number"),
         (replay_sum, "payload['max_tokens']: expected"),
-        (replay_no_stream, "payload['stream']"),
+        (replay_no_stream, "It has the five fields of the table"),
         (replay_one_as_true, "payload['stream']: expected True, got 1"),
         (lambda *case: replay_by_index(*case)[0], "expected two values"),
         (lambda *case: ([], 0), "requests to send: expected 2, got 0"),

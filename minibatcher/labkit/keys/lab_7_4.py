@@ -276,6 +276,34 @@ class _BySum(_AloneStanding):
         return i, tuple(sorted(tokens[: (i + 1) * self.size]))
 
 
+class _BySumAlone(_AloneStanding):
+    def key(self, i: int, tokens: list[int]) -> Any:
+        return sum(tokens[: (i + 1) * self.size])
+
+
+class _ByText(_AloneStanding):
+    def key(self, i: int, tokens: list[int]) -> Any:
+        return "".join(map(str, tokens[: (i + 1) * self.size]))
+
+
+class _FindsNothing(_Cache):
+    """Also what comes of keeping the caller's list, which changes afterwards."""
+
+    def lookup(self, tokens: list[int]) -> int:
+        return 0
+
+
+class _PublishesTooFew(_Cache):
+    def publish(self, tokens: list[int], num_computed: int) -> None:
+        super().publish(tokens, num_computed - 1)
+
+
+class _ForgetsOld(_Cache):
+    def publish(self, tokens: list[int], num_computed: int) -> None:
+        self.root = {}
+        super().publish(tokens, num_computed)
+
+
 class _LeavesGaps(_AloneStanding):
     def key(self, i: int, tokens: list[int]) -> Any:
         return i, super().key(i, tokens)
@@ -310,6 +338,17 @@ PREFIX_CACHE = Key(
         Mistake(_ByPlace, "The same tokens at the same place are not enough: all tokens before must be the same too."),
         Mistake(_ByParent, "You compare the block before, and no further. The whole beginning must be the same."),
         Mistake(_BySum, "The order of the tokens matters: keep them as a tuple, not as a sum or sorted."),
+        Mistake(_BySumAlone, "Different tokens have the same sum: keep all of them, in order, as a tuple."),
+        Mistake(_ByText, "Digits that run together are no key: [1, 12] and [11, 2] read the same. Keep a tuple."),
+        Mistake(
+            _FindsNothing,
+            "You find nothing at all. If you keep the list that publish gets: it changes afterwards, so keep a tuple.",
+        ),
+        Mistake(
+            _PublishesTooFew,
+            "publish leaves out a block that num_computed fills exactly. Only lookup stops before the last token.",
+        ),
+        Mistake(_ForgetsOld, "You know the last publish only; what was known before stays known."),
         Mistake(_LeavesGaps, "Stop at the first block that is missing; what stands behind a gap is of no use."),
         Mistake(_Tokenwise, "You find single tokens. Only full blocks can be shared."),
     ),
@@ -344,13 +383,13 @@ def _stops_itself(running: list, tokens: dict, num_blocks: int, size: int) -> tu
     return _grow(running, tokens, num_blocks, size, last=0)
 
 
-def _oldest(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
+def _oldest(running: list, tokens: dict, num_blocks: int, size: int, *, grown: bool = True) -> tuple[list, list]:
     free = num_blocks - sum(_up(tokens[name], size) for name in running)
     alive, gone = list(running), []
     for name in running:
         while name in alive and tokens[name] % size == 0 and not free:
             victim = alive.pop(0)
-            free += _up(tokens[victim] + (running.index(victim) < running.index(name)), size)
+            free += _up(tokens[victim] + (grown and running.index(victim) < running.index(name)), size)
             gone.append(victim)
         free -= name in alive and tokens[name] % size == 0
     return alive, gone
@@ -359,6 +398,40 @@ def _oldest(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[li
 def _no_self(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
     going, gone = _grow(running, tokens, num_blocks, size)
     return (going, gone) if going else (gone[-1:], gone[:-1])
+
+
+def _once(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
+    """Takes a block after one preemption, whether there is one or not."""
+    free, alive, gone = num_blocks - sum(_up(tokens[name], size) for name in running), list(running), []
+    for name in running:
+        if name in alive and tokens[name] % size == 0:
+            if not free:
+                gone.append(alive.pop())
+                free += _up(tokens[gone[-1]], size)
+            free -= 1
+    return alive, gone
+
+
+def _youngest_first(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
+    free, alive, gone = num_blocks - sum(_up(tokens[name], size) for name in running), list(running), []
+    for name in reversed(running):
+        if name in alive and tokens[name] % size == 0:
+            while not free and name in alive:
+                gone.append(alive.pop())
+                free += _up(tokens[gone[-1]], size)
+            free -= name in alive
+    return alive, gone
+
+
+def _never_itself(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
+    free, alive, gone = num_blocks - sum(_up(tokens[name], size) for name in running), list(running), []
+    for name in running:
+        if name in alive and tokens[name] % size == 0:
+            while not free and alive[-1] != name:
+                gone.append(alive.pop())
+                free += _up(tokens[gone[-1]], size)
+            free -= 1
+    return alive, gone
 
 
 def _gives_all_up(running: list, tokens: dict, num_blocks: int, size: int) -> tuple[list, list]:
@@ -385,6 +458,16 @@ PREEMPTION = Key(
         Mistake(_stops_itself, "You stop the request that needs a block. The youngest makes room, and it goes on."),
         Mistake(_oldest, "You preempt the oldest one, which has most to lose; preempt the youngest."),
         Mistake(
+            lambda *a: _oldest(*a, grown=False),
+            "You preempt from the front, where the oldest is, which has most to lose; take from the far end.",
+        ),
+        Mistake(_once, "One preemption may not be enough: repeat it until a block is free."),
+        Mistake(_youngest_first, "You serve the youngest first; the oldest has the first claim on a free block."),
+        Mistake(
+            lambda r, t, n, b: _grow(r, t, n, b, needs=lambda tokens, size: tokens > 0 and tokens % size == 0),
+            "A request that holds no token has no block, so its first token needs one.",
+        ),
+        Mistake(
             _nothing_back, "Whoever is preempted gives all its blocks back; you take them from everybody for nothing."
         ),
         Mistake(
@@ -404,6 +487,7 @@ PREEMPTION = Key(
         ),
         Mistake(_forgets, "You note the first that is preempted and lose the others; they have to come back later."),
         Mistake(_both, "A preempted request does not go on in this step: take it out of those that run."),
+        Mistake(_never_itself, "Where no block is free and nobody younger is left, the request itself is preempted."),
         Mistake(_no_self, "A request may be the youngest itself: where nobody else is left, it is preempted too."),
     ),
 )
@@ -436,6 +520,14 @@ REPLAY = Key(
         Mistake(
             lambda *a: _plan(*a, order=lambda arrival: 0),
             "You keep the order of the trace; its rows need not be sorted by arrival.",
+        ),
+        Mistake(
+            lambda trace, *a: _plan(sorted(trace), *a),
+            "You sort whole rows. Sort by the arrival alone, so that rows of the same arrival keep their order.",
+        ),
+        Mistake(
+            lambda *a: (sorted((made := _plan(*a, order=lambda arrival: 0))[0], key=lambda sent: sent[0]), made[1]),
+            "You sort by the time of sending, which is rounded. Sort by the arrival, before you divide.",
         ),
         Mistake(
             lambda *a: _plan(*a, at=lambda t, first, speed: t // speed),
