@@ -135,7 +135,10 @@ HOW_MANY_FIT = Key(
             lambda m, w, s, kv, t: max(0, m - w - s) / (kv * t),
             "A part of a request can't run. Divide by // to get a whole number.",
         ),
-        Mistake(lambda m, w, s, kv, t: max(0, (m - w) // (kv * t)), "You give the workspace to the requests."),
+        Mistake(
+            lambda m, w, s, kv, t: max(0, (m - w) // (kv * t)),
+            "You give the workspace to the requests. It is taken before they come, as the weights are.",
+        ),
         Mistake(
             lambda m, w, s, kv, t: (m - s) // (kv * t) if m >= w + s else 0,
             "The weights stay in memory too: the requests share what they leave.",

@@ -44,6 +44,10 @@ PADDING = Key(
             "The first number is the padding alone; it should be all computed tokens, the useful ones included.",
         ),
         Mistake(
+            lambda n, b: (_padded_tokens(n, b)[0], _padded_tokens(n, b)[0] - sum(n)),
+            "The second number is the padding; it should be the tokens that are no padding.",
+        ),
+        Mistake(
             lambda n, b: _padded_tokens(n, b)[::-1],
             "The two numbers are swapped: computed tokens come first, useful ones second.",
         ),
@@ -117,6 +121,16 @@ def _nearest_to_the_last(lengths: list[int], batch_size: int) -> list[list[int]]
     return batches
 
 
+def _left_by_nearness(lengths: list[int], batch_size: int) -> list[list[int]]:
+    waiting, batches = list(range(len(lengths))), []
+    while waiting:
+        first = waiting.pop(0)  # the oldest in the first batch only
+        waiting.sort(key=lambda i: abs(lengths[i] - lengths[first]))
+        batches.append(sorted([first, *waiting[: batch_size - 1]]))
+        waiting = waiting[batch_size - 1 :]
+    return batches
+
+
 BUCKETS = Key(
     answer=_bucketed,
     mistakes=(
@@ -145,6 +159,10 @@ BUCKETS = Key(
             "You compare with the request added last, so a batch drifts away. Compare with the oldest of the batch.",
         ),
         Mistake(
+            _left_by_nearness,
+            "The first batch is right. Then those who wait stand in order of length: look for the oldest again.",
+        ),
+        Mistake(
             lambda n, b: [[n[i] for i in batch] for batch in _bucketed(n, b)],
             "You return the lengths; return the numbers of the requests, counted from zero.",
         ),
@@ -167,6 +185,7 @@ def _static_batch(
     grow: bool = False,
     keep_writing: bool = False,
     shrink: bool = False,
+    drop_eos: bool = False,
 ) -> list[list[int]]:
     """ends(answer, limit): whether a request has ended. The other switches make the mistakes below."""
     ends = ends or (lambda answer, limit: eos in answer or len(answer) >= limit)
@@ -178,6 +197,9 @@ def _static_batch(
         width = max(len(rows[i]) for i in there)
         tokens = forward([rows[i] + [0] * (width - len(rows[i])) for i in there], [len(rows[i]) for i in there])
         for i, token in zip(there, tokens):
+            if drop_eos and token == eos:
+                over[i] = True
+                continue
             if not over[i] or grow or keep_writing:
                 rows[i].append(token)
             if not over[i] or keep_writing:
@@ -220,6 +242,10 @@ STATIC_LOOP = Key(
         Mistake(
             lambda p, m, f, e: _static_batch(p, m, f, e, shrink=True),
             "You take the rows of ended requests out of the batch. That is chapter 7.2; in a static batch they stay.",
+        ),
+        Mistake(
+            lambda p, m, f, e: _static_batch(p, m, f, e, drop_eos=True),
+            "You end a request at its eos and do not write it down. It belongs to the answer, and to the row.",
         ),
         Mistake(_without_eos, "The eos that ends an answer is part of it; you leave it out."),
         Mistake(
@@ -281,6 +307,12 @@ DYNAMIC = Key(
         Mistake(
             lambda a, b, d, s: _launches(a, b, d, s, ready=lambda left, _: left[min(b, len(left)) - 1]),
             "You wait until the batch is full, or for the last request of all. A batch waits max_delay_ms at most.",
+        ),
+        Mistake(
+            lambda a, b, d, s: _launches(
+                a, b, d, s, ready=lambda left, wait: min(left[0] + wait, left[min(b, len(left)) - 1])
+            ),
+            "You launch when the last request of all is there. The batcher can't know that nobody else comes.",
         ),
         Mistake(
             lambda a, b, d, s: _launches(a, b, d, s, ready=lambda left, _: left[0]),

@@ -57,7 +57,7 @@ def _step_cases(rng: random.Random) -> list[tuple[int, ...]]:
 def _play_step(answer: Any, log: Log, *arguments: int) -> None:
     parts = pair_of("seconds", "smallest batch", read=lambda part: part)(answer(*arguments))
     log.at("seconds")
-    log.see("", number(parts["seconds"]), "What is fetched once, what once a request? Which of the two times decides?")
+    log.see("", number(parts["seconds"]), "Weights once, a cache for each request; the longer time counts.")
     log.at("smallest batch")
     think = "For how many requests do the FLOPs take at least as long as the weights and the caches? 0 means never."
     log.see("", whole_number(parts["smallest batch"]), think)

@@ -57,7 +57,7 @@ def _forward(log: Log, limits: list[int], eos: int, salt: int) -> Callable[..., 
         if len(ended) == len(limits):
             raise Unfit("one pass too many: every request has ended, by eos or by its max_tokens")
         sequences, width = _read_rows(rows, lengths)
-        log.see("sequences, without their padding", sequences, "Every row: the prompt, then its tokens so far.")
+        log.see("sequences, without their padding", sequences, "Every row, ended or not: prompt and tokens so far.")
         log.see("width", width, "Pad to the longest sequence, and no further.")
         tokens = [_next_token(sequence, eos, salt) for sequence in sequences]
         ended.update(i for i, token in enumerate(tokens) if i < len(limits) and (token == eos or passes >= limits[i]))
@@ -110,11 +110,11 @@ def _arrival_cases(rng: random.Random) -> list[tuple[list[int], int, int, int]]:
 
 
 def _play_launches(answer: Callable, log: Log, *arguments) -> None:
-    launch = pair_of("start", "requests", read=lambda part: part)
-    for i, made in enumerate(list_of(launch)(answer(*arguments))):
-        log.at(f"launch {i}")
-        log.see("start in ms", whole_number(made["start"]), "Full, or the oldest has waited; and the server is free.")
-        log.see("requests", list_of(whole_number)(made["requests"]), "Who has arrived by the start, up to the size.")
+    launch = pair_of("launch", "requests", read=lambda part: part)
+    for i, made in enumerate(list_of(launch)(answer(*arguments)), start=1):
+        log.at(f"batch {i}")
+        log.see("launch in ms", whole_number(made["launch"]), "Full, or the oldest has waited; and the server is free.")
+        log.see("requests", list_of(whole_number)(made["requests"]), "Who has arrived by the launch, up to the size.")
 
 
 TASKS = {
@@ -125,7 +125,7 @@ TASKS = {
         success="right, every batch is padded to its own longest prompt",
     ),
     "7.1-fastest-finisher": Task(
-        cases=_cases,
+        cases=lambda rng: [([2, 5, 3], 2), *_cases(rng)],
         play=returns(whole_number),
         names=("output_lengths", "batch_size"),
         success="right, every row waits for the longest one of its batch",
