@@ -139,6 +139,39 @@ def online_all_at_once(q, load, num_keys, tile, scale):
     return torch.softmax(k @ q * scale, 0) @ v
 
 
+def online_from_a_pile(q, load, num_keys, tile, scale):
+    pile = [load(i, min(i + tile, num_keys)) for i in range(0, num_keys, tile)]
+    k, v = (torch.cat(half) for half in zip(*pile))
+    return torch.softmax(k @ q * scale, 0) @ v
+
+
+def online_with_the_next_at_hand(q, load, num_keys, tile, scale):
+    """Loads a tile in advance."""
+    stops = [*range(tile, num_keys, tile), num_keys]
+    following = load(0, stops[0])
+    largest, total, acc = torch.tensor(-math.inf), torch.tensor(0.0), torch.zeros_like(q)
+    for here, after in pairwise([*stops, num_keys]):
+        k, v = following
+        following = load(here, after) if here < after else None
+        scores = k @ q * scale
+        new = torch.maximum(largest, scores.max())
+        total = total * torch.exp(largest - new) + torch.exp(scores - new).sum()
+        acc = acc * torch.exp(largest - new) + torch.exp(scores - new) @ v
+        largest = new
+    return acc / total
+
+
+def ragged_masked_only(q, k_cache, v_cache, tables, starts, contexts, scale):
+    """Reads all blocks of a table, and weighs with 0 what lies past the context."""
+    out, group = torch.empty_like(q), q.shape[1] // k_cache.shape[2]
+    for r, (first, end) in enumerate(pairwise(starts)):
+        k, v = (c[tables[r]].flatten(0, 1).repeat_interleave(group, dim=1) for c in (k_cache, v_cache))
+        hidden = ~torch.ones(end - first, len(k), dtype=torch.bool).tril(contexts[r] - (end - first))
+        scores = torch.einsum("qhd,khd->hqk", q[first:end], k) * scale
+        out[first:end] = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
+    return out
+
+
 def online_in_two_walks(q, load, num_keys, tile, scale):
     starts = range(0, num_keys, tile)
     scores = torch.cat([load(i, min(i + tile, num_keys))[0] @ q for i in starts]) * scale
@@ -151,7 +184,7 @@ RIGHT = {
     "7.3-choose-budget": [budget_one_by_one, budget_recursive],
     "7.3-chunk-mask": [mask_by_tril, mask_from_the_square],
     "7.3-ragged-attention": [ragged_by_query, ragged_by_sdpa],
-    "7.3-online-softmax": [online_key_by_key, online_from_the_end],
+    "7.3-online-softmax": [online_key_by_key, online_from_the_end, online_with_the_next_at_hand],
 }
 
 WRONG = {
@@ -184,11 +217,13 @@ WRONG = {
         (lambda *a: ragged_by_query(*a).tolist(), "expected a tensor"),
         (lambda *a: ragged_by_query(*a)[:-1], "expected the shape"),
         (ragged_in_one_piece, "which keys this query sees"),
+        (ragged_masked_only, "0 times nan is nan"),
     ],
     "7.3-online-softmax": [
         (lambda q, load, n, tile, scale: torch.zeros_like(q), "keys never read"),
         (online_all_at_once, "there is room for a tile of 2"),
         (online_in_two_walks, "is read a second time"),
+        (online_from_a_pile, "you still hold 3 tiles"),
         (lambda q, load, n, tile, scale: load(0, tile)[1][0], "never read"),
         (lambda *a: online_key_by_key(*a).tolist(), "expected a tensor"),
         (lambda *a: online_from_the_end(*a)[None], "expected the shape"),

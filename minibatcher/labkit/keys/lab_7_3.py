@@ -56,7 +56,11 @@ CHUNK_PLANNER = Key(
             lambda p, b: _plan(p, b, take=lambda n, left: n if n <= left else 0),
             "You leave a prompt out when it does not fit whole. Cut it to what is left of the budget.",
         ),
-        Mistake(lambda p, b: _plan(p, b, zeros=True), "Requests that get no token do not belong into the plan."),
+        Mistake(lambda p, b: _plan(p, b, zeros=True), "A request that gets no token does not stand in the plan."),
+        Mistake(
+            lambda p, b: {name: n for name, n in _plan(p, b, zeros=True).items() if n or not p[name]},
+            "A request that is 0 behind gets no token, so it does not stand in the plan.",
+        ),
         Mistake(
             lambda p, b: _plan(p, b, free_decodes=True),
             "Decodes count against the budget, too: one token each.",
@@ -137,6 +141,10 @@ CHOOSE_BUDGET = Key(
         Mistake(lambda m, u: _budget(m, u, strict=True), "A step that takes exactly the bound is still within it."),
         Mistake(_beyond, "Nothing was measured beyond the last point, so do not go further."),
         Mistake(lambda m, u: max(1, _budget(m, u)), "If even one token takes too long, the answer is 0."),
+        Mistake(
+            lambda m, u: min(_budget(m, u), m[-1][0] - 1),
+            "You stop before the last measured size. If no step is too long, that size is the answer.",
+        ),
         Mistake(_rounded_up, "You round up, and that step takes longer than the bound. Round down."),
         Mistake(
             lambda m, u: max([t for t, time in m if time <= u], default=0),
@@ -210,6 +218,17 @@ def _ragged(
     return out.float()
 
 
+def _masked_only(
+    q: Any, k_cache: Any, v_cache: Any, tables: list[list[int]], starts: list[int], contexts: list[int], scale: float
+) -> Any:
+    """All slots of a request's blocks are read; what lies past its context gets the weight 0, and 0 × nan is nan."""
+    out = _ragged(q, k_cache, v_cache, tables, starts, contexts, scale)
+    for r, context in enumerate(contexts):
+        if len(tables[r]) * k_cache.shape[1] > context:
+            out[starts[r] : starts[r + 1]] = math.nan
+    return out
+
+
 RAGGED = Key(
     answer=_ragged,
     mistakes=(
@@ -236,6 +255,10 @@ RAGGED = Key(
         Mistake(
             lambda *a: _ragged(*a, sees=lambda i, queries, context: 10**6),
             "You read the blocks to their end. Past the context there is rubbish in them.",
+        ),
+        Mistake(
+            _masked_only,
+            "A mask alone does not help past the context: a weight of 0 times nan is nan. Cut keys and values there.",
         ),
         Mistake(
             lambda *a: _ragged(*a, block_of=lambda table, block: sorted(table)[block]),
@@ -328,8 +351,11 @@ ONLINE_SOFTMAX = Key(
 class _Kernel:
     """Is launched as a Triton kernel is, so that judging needs no Triton. The switches make the mistakes below."""
 
-    def __init__(self, *, scaled: bool = True, divide: bool = True, rubbish: bool = False, **switches: Any) -> None:
-        self.scaled, self.divide, self.rubbish, self.switches = scaled, divide, rubbish, switches
+    def __init__(
+        self, *, scaled: bool = True, divide: bool = True, rubbish: bool = False, masked: bool = True, **switches: Any
+    ) -> None:
+        self.scaled, self.divide, self.rubbish, self.masked = scaled, divide, rubbish, masked
+        self.switches = switches
 
     def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
         def run(out, q, k_cache, v_cache, table, scale, before, heads, kv_heads, dim, size, tile) -> None:
@@ -345,6 +371,9 @@ class _Kernel:
                     total = (k @ q[query, head] * scale).exp().sum()
                     if self.rubbish:  # keys that are not there score 0
                         right[query, head] *= total / (total + -seen % tile)
+                    absent = [i % size for i in range(seen, seen + -seen % tile)]  # read in block 0: other=0
+                    if not self.masked and v_cache[0, absent, head * kv_heads // heads].isnan().any():
+                        right[query, head] = math.nan  # as 0 times nan is
                     if not self.divide:
                         right[query, head] *= total
             out.copy_(right)
@@ -368,6 +397,10 @@ TRITON_ATTENTION = Key(
             "A query does not see itself, and it should; you are off by one.",
         ),
         Mistake(
+            _Kernel(sees=lambda i, queries, context: context - queries + 1),
+            "All queries see what the first one sees. Query `query` stands at `before + query`.",
+        ),
+        Mistake(
             _Kernel(sees=lambda i, queries, context: i + 1),
             "You count a query's place from the first query. There are `before` tokens before that one.",
         ),
@@ -380,6 +413,10 @@ TRITON_ATTENTION = Key(
         Mistake(
             _Kernel(rubbish=True),
             "The last tile reaches past the last key. A key that is not there needs the score -inf, not 0.",
+        ),
+        Mistake(
+            _Kernel(masked=False),
+            "You load keys or values that are not there. Give their tl.load a mask and other=0.0; 0 times nan is nan.",
         ),
     ),
 )

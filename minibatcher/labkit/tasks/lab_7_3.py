@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -151,14 +152,14 @@ def _drawn(rng: random.Random, *shape: int, most: int = 3) -> Any:
 def _step_of(
     queries: list[int], contexts: list[int], heads: int, kv_heads: int, dim: int, size: int, seed: int
 ) -> tuple:
-    """The arguments of ragged_attention. What no request has written holds a huge number."""
+    """The arguments of ragged_attention. What no request has written holds nan."""
     import torch
 
     rng = random.Random(seed)
     used = [-(-context // size) for context in contexts]
     blocks = list(range(sum(used) + 3))
     rng.shuffle(blocks)
-    caches = [torch.full((len(blocks), size, kv_heads, dim), 3e4) for _ in range(2)]
+    caches = [torch.full((len(blocks), size, kv_heads, dim), math.nan) for _ in range(2)]
     tables = []
     for context, count in zip(contexts, used):
         table = [blocks.pop() for _ in range(count)]
@@ -196,9 +197,9 @@ def _describe_step(
 def _walks(rng: random.Random) -> list[tuple[int, int, int, int, int]]:
     """Keys, tile, head_dim, how large the numbers are, and what they are drawn from (odd: all scores negative).
 
-    The fourth has a score whose exp overflows, in the fifth every exp is 0.
+    The fourth has a score whose exp overflows, in the fifth every exp is 0, the sixth has many tiles.
     """
-    cases = [(4, 2, 2, 1, 2), (5, 2, 2, 2, 4), (3, 8, 2, 2, 7), (6, 2, 8, 12, 38), (5, 3, 4, 9, 9)]
+    cases = [(4, 2, 2, 1, 2), (5, 2, 2, 2, 4), (3, 8, 2, 2, 7), (6, 2, 8, 12, 38), (5, 3, 4, 9, 9), (9, 2, 2, 2, 6)]
     for keys in sorted(rng.randint(1, 30) for _ in range(40)):
         cases.append((keys, rng.randint(1, 9), rng.choice([2, 4, 8]), rng.choice([1, 2, 12]), rng.randrange(10**6)))
     return cases
@@ -212,6 +213,7 @@ def _play_walk(answer: Callable, log: Log, num_keys: int, tile: int, dim: int, m
     if seed % 2:  # every score far below zero
         q, k = q.abs() + most, -k.abs() - most
     read: set[int] = set()
+    tiles: list[weakref.ref] = []
 
     def load(start: int, stop: int) -> tuple:
         start, stop = whole_number(start), whole_number(stop)
@@ -222,8 +224,12 @@ def _play_walk(answer: Callable, log: Log, num_keys: int, tile: int, dim: int, m
             raise Unfit(f"these are {stop - start} keys; there is room for a tile of {tile}")
         if again := read.intersection(range(start, stop)):
             raise Unfit(f"key {min(again)} is read a second time; each key may be read once")
+        if (held := sum(tile() is not None for tile in tiles)) > 2:  # one to work on, and one loaded in advance
+            raise Unfit(f"you still hold {held} tiles from before; add each one up, then let it go")
         read.update(range(start, stop))
-        return k[start:stop].clone(), v[start:stop].clone()
+        keys, values = k[start:stop].clone(), v[start:stop].clone()
+        tiles.append(weakref.ref(values))
+        return keys, values
 
     out = _tensor(answer(q, load, num_keys, tile, 0.5), (dim,), torch.float32)
     log.at("")
