@@ -2,6 +2,8 @@
 
 from collections import deque
 
+from minibatcher.labkit.keys.capstone import decode_first
+
 
 def serve_by_objects(requests, parts, forward, num_blocks, block_size, max_num_seqs, budget):
     class Row:
@@ -116,6 +118,7 @@ WRONG = {
         (lambda requests, parts, forward, *sizes: forward([("a", [5])]), "a piece has four parts"),
     ],
     "capstone-policy": [
+        (decode_first, "expected at least"),
         (lambda *arguments: {}, "expected somebody in the plan, got nobody"),
         (lambda *arguments: None, "expected a dict of name to tokens, got None"),
         (lambda *arguments: {"chat9": 1}, "expected names of running or waiting requests, got 'chat9'"),
