@@ -261,7 +261,7 @@ def reading(value: Any) -> Iterator[None]:
     """Whatever an object raises while it is read becomes Unfit."""
     try:
         yield
-    except (*_STOPS, Unfit):
+    except (*_STOPS, Unfit, GeneratorExit):  # the last: this generator is being closed
         raise
     except BaseException as error:
         try:
