@@ -59,8 +59,12 @@ def once() -> None:
 
 
 def _warm(labs: list[str]) -> None:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
     for lab in labs:
-        import_module(f"minibatcher.labkit.tasks.{lab}")
+        tasks = import_module(f"minibatcher.labkit.tasks.{lab}")
+        for name in getattr(tasks, "WARM", ()):  # what each answer would import again, for seconds
+            with suppress(ImportError):
+                import_module(name)
 
 
 def _libc() -> Any:

@@ -293,6 +293,8 @@ def _describe_launch(queries: int, context: int, heads: int, kv_heads: int, *res
     return f"with {queries} queries, the last of a context of {context}, {about}"
 
 
+WARM = ("torch", "triton", "triton.language")
+
 TASKS = {
     "7.3-chunk-planner": Task(
         cases=_traffic,
