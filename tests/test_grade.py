@@ -190,6 +190,20 @@ BANK = {
         RIGHT[FIRST].replace("sum(lengths)\n", "total(lengths)\n"),
         edit=add_first("def total(x): return sum(x)"),
     ),
+    "helpers that are computed": Case(
+        (2, 2),
+        RIGHT[FIRST].replace("sum(lengths)\n", "total(lengths) + ZERO\n"),
+        edit=add_first("total = lambda x: sum(x)\nZERO = int('0')\ntry:\n    import numpy\nexcept ImportError: pass"),
+    ),
+    "checked in its own cell": Case(
+        (2, 2), RIGHT[FIRST] + 'check("7.1-padding", padded_tokens)\nassert padded_tokens([1], 1) == 7\n'
+    ),
+    "deep folders": Case(
+        (0, 2), body("import os\nfor i in range(3000):\n    os.mkdir('d'); os.chdir('d')\nreturn 0, 0")
+    ),
+    "a flood of numbers": Case((0, 2), body("return list(range(10**6)), 1")),
+    "escapes": Case((0, 2), body("raise ValueError('\\x1b[2J')")),
+    "asks and captures": Case((2, 2), "padded_tokens?\nfiles = !ls\n" + RIGHT[FIRST]),
     "magics": Case((2, 2), "%time 1\n!ls\n" + RIGHT[FIRST]),
     "late exit": Case((2, 2), "import atexit, os\natexit.register(os._exit, 3)\n" + RIGHT[FIRST]),
 }
@@ -297,3 +311,62 @@ def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path: Path,
     monkeypatch.setattr(Grader, "grade", lambda *arguments: pytest.fail("it has begun"))
     assert main(["grade", str(LAB), "--labs", str(LAB.parent), "--csv", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
+
+
+SHOW = """import subprocess
+safe = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+command = ["git", "-C", ROOT, "show", "HEAD:solutions/lab-7.2.md"]
+text = subprocess.run(command, env=safe, capture_output=True, text=True, check=True).stdout
+exec(text.split("```{code-cell} ipython3\\n:exercise: 7.2-next-batch")[1].split("```")[0])
+"""
+STEALS = {
+    "the solution": "exec(next(l for l in [open(ROOT + '/solutions/lab-7.2.md').read()]))",
+    "the history": SHOW,
+    "the keys": "exec(open(ROOT + '/minibatcher/labkit/keys/lab_7_2.py').read())\nnext_batch = _next_batch",
+    "the capstone's stand-ins": "exec(open('../minibatcher/labkit/stand_ins.py').read())",
+    "answers in the tests": "import sys\nsys.path.insert(0, ROOT + '/tests')\n"
+    "from lab_answers.lab_7_2 import RIGHT\nnext_batch = RIGHT['7.2-next-batch'][0]",
+}
+
+
+@pytest.mark.parametrize("name", STEALS)
+def test_what_lies_near_is_out_of_an_answers_reach(name: str, tmp_path: Path) -> None:
+    nb = json.loads(LABS["lab-7.2"].read_text(encoding="utf-8"))
+    cell = next(c for c in nb["cells"] if c["id"] == "7-2-next-batch-answer")
+    cell["source"] = f"# Exercise 7.2-next-batch\nROOT = {str(ROOT)!r}\n{STEALS[name]}"
+    (tmp_path / "thief.ipynb").write_text(json.dumps(nb), encoding="utf-8")
+    one = {"7.2-next-batch": EXERCISES["7.2-next-batch"]}
+    trial = Grader({"lab-7.2": read_lab(LABS["lab-7.2"], EXERCISES)}, one, 1)
+    (result,) = trial.grade(students([tmp_path]))
+    if not trial.protections.get("name spaces"):
+        pytest.skip("without name spaces an answer can read what its grader can, as the threat model says")
+    assert result.total == 0, result.scores
+
+
+def test_escapes_do_not_reach_the_terminal(graded: dict) -> None:
+    shown = report.table([graded["escapes"]])
+    assert "ValueError" in shown and "\x1b" not in shown
+
+
+def test_two_notebooks_of_a_lab_are_said_and_both_count(tmp_path: Path) -> None:
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / "a.ipynb").write_text(notebook(BANK["untouched"]), encoding="utf-8")
+    (tmp_path / "ada" / "b.ipynb").write_text(notebook(BANK["perfect"]), encoding="utf-8")
+    (tmp_path / "ada" / "__MACOSX").mkdir()
+    (tmp_path / "ada" / "__MACOSX" / "._b.ipynb").write_bytes(b"mac")
+    (result,) = grader().grade(students([tmp_path]))
+    assert result.total == 4
+    assert [problem.split(";")[0] for problem in result.problems] == ["b.ipynb is a second notebook of lab-7.1"]
+
+
+def test_names_stay_apart(tmp_path: Path) -> None:
+    for group in ("one", "two"):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "ada.ipynb").write_text("{}", encoding="utf-8")
+    assert [name for name, _ in students([tmp_path / "one", tmp_path / "two"])] == ["ada", "two/ada"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes in folders here")
+def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    assert grader().grade(students([tmp_path]))[0].problems == ["pipe.ipynb is not a file"]

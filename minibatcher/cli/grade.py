@@ -44,6 +44,9 @@ def run_grade(args: argparse.Namespace) -> int:
     missing = [path for path in args.submissions if not path.exists()]
     if missing:
         raise GradeError(f"there is no {str(missing[0])!r}")
+    for option, path in (("--csv", args.csv), ("--json", args.json), ("--html", args.html)):
+        if path is not None and not path.name:
+            raise GradeError(f"{option} needs a name, not {str(path)!r}")
     if args.jobs < 1:
         raise GradeError(f"--jobs must be at least 1, not {args.jobs}")
     found = students(args.submissions)
@@ -51,7 +54,7 @@ def run_grade(args: argparse.Namespace) -> int:
         raise GradeError("no notebooks there; a folder must hold *.ipynb, or a folder for each student")
     labs, exercises, folder = _labs(args, [path for _, files in found for path in files])
     store = _store(args)
-    grader = Grader(labs, exercises, args.seed, args.jobs, hide=(folder.parent / "solutions",))
+    grader = Grader(labs, exercises, args.seed, args.jobs, hide=(folder.parent / "solutions", *_folders(args)))
     with _bar(len(found)) as bar:
         results = grader.grade(found, store, lambda result: bar.update())
     facts = {"seed": args.seed, "protections": _said(grader.protections)}
@@ -95,6 +98,12 @@ def _labs(args: argparse.Namespace, files: list[Path]) -> tuple[dict, dict, Path
     wanted = wanted & set(labs) or set(labs)
     labs = {name: lab for name, lab in labs.items() if name in wanted}
     return labs, {e.id: e for e in exercises.values() if e.lab in labs and e.id in labs[e.lab].stubs}, folder
+
+
+def _folders(args: argparse.Namespace) -> list[Path]:
+    """Where submissions and their marks lie: nothing for an answer to read."""
+    reports = [path for path in (args.html, args.csv and args.csv.parent, args.json and args.json.parent) if path]
+    return [path if path.is_dir() else path.parent for path in (*args.submissions, *reports)]
 
 
 def _store(args: argparse.Namespace) -> Path | None:

@@ -381,7 +381,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, (list, tuple)):
-        return short(f"[{', '.join(map(shown, value))}]")
+        return short(f"[{', '.join(map(shown, value[:_LONGEST]))}]")
     return short(repr(value))
 
 

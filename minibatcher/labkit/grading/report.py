@@ -23,10 +23,12 @@ def table(results: list[Result]) -> str:
     if len(results) == 1:
         one = results[0]
         lines = [f"{s.points}/{s.of}  {s.exercise}: {'; '.join([s.reason, *s.remarks])}" for s in one.scores]
-        return "\n".join([*one.problems, *lines, f"{_printable(one.name)}: {one.total} of {_most(results)} points"])
+        lines = [*one.problems, *lines, f"{one.name}: {one.total} of {_most(results)} points"]
+        return "\n".join(map(_printable, lines))
     width = max((len(_printable(r.name)) for r in results), default=0)
     lines = [
-        f"{_printable(r.name):{width}}  {r.total:4d} of {_most(results)}" + "".join(f"  ({p})" for p in r.problems)
+        f"{_printable(r.name):{width}}  {r.total:4d} of {_most(results)}"
+        + "".join(f"  ({_printable(p)})" for p in r.problems)
         for r in results
     ]
     mean = sum(r.total for r in results) / max(len(results), 1)

@@ -10,11 +10,12 @@ import select
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ from ..judging import Outcome, Seen, verdict
 from ..manifest import Exercise
 from ..time_limit import TimeLimitReached
 from .submissions import Answers, Lab, Unreadable, find_answers, lab_of, read_cells
+from .worker import remove
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from minibatcher.labkit.grading import worker; worker.{}()"
@@ -164,10 +166,10 @@ class Grader:
         """A result each, in their order; done(result) is called as they come. store: results to go on from."""
         kept = dict(_kept(store)) if store else {}
         results: dict[int, Result] = {}
-        with tempfile.TemporaryDirectory() as temporary:
-            stage = _staged(Path(temporary))
+        with _temporary_folder() as temporary:
+            stage = _staged(temporary)
             modules = sorted({lab.replace("-", "_").replace(".", "_") for lab in self.labs})
-            hidden = [str(path) for path in (_PACKAGE / "labkit" / "keys", *self.hide)]
+            hidden = [str(path) for path in hidden_folders([_PACKAGE, *self.hide], temporary)]
             workers = [Worker(stage, modules, hidden) for _ in range(self.jobs)]
             free: SimpleQueue[Worker] = SimpleQueue()
             for worker in workers:
@@ -205,7 +207,7 @@ class Grader:
         whole = hashlib.sha256()
         marks = [__version__, str(self.seed), name, *self.exercises, *(lab.digest for lab in self.labs.values())]
         whole.update("\0".join(marks).encode(errors="replace"))
-        for path in files:
+        for path in filter(Path.is_file, files):  # a pipe would keep us waiting
             with suppress(OSError), open(path, "rb") as file:
                 while part := file.read(1 << 20):
                     whole.update(part)
@@ -223,6 +225,9 @@ class Grader:
             lab = lab_of(cells, self.labs, self.exercises)
             if lab is None:
                 problems.append(f"{path.name} has no exercise of these labs")
+            elif lab in found:
+                problems.append(f"{path.name} is a second notebook of {lab}; the first answer that is written counts")
+                found[lab].take(find_answers(cells, self.labs[lab], self._of(lab)), self.labs[lab])
             else:
                 found[lab] = find_answers(cells, self.labs[lab], self._of(lab))
         scores = [score for lab in self.labs for score in self._lab(self.labs[lab], found.get(lab), worker)]
@@ -309,6 +314,53 @@ def _message(line: str) -> Outcome | str | None:
             if all(isinstance(s, list) and len(s) == 3 and isinstance(s[0], str) for s in seen):
                 return Outcome([Seen(what[:400], value) for what, value, _ in seen], trouble, unwritten)
     return None
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """As tempfile.TemporaryDirectory, whatever was left in it."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        remove(str(folder))
+
+
+def hidden_folders(wanted: list[Path], stage: Path) -> list[Path]:
+    """The folders, or where one holds what Python needs, the folders in it that do not.
+
+    A checkout counts as a whole: its history holds the right answers too.
+    """
+    needed = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), stage)}
+    needed |= {Path("/usr"), Path("/lib"), Path("/etc"), Path("/dev"), Path("/proc")}
+    hidden: set[Path] = set()
+
+    def hide(folder: Path) -> None:
+        if folder in needed or not folder.is_dir():
+            return
+        if not any(folder in path.parents for path in needed):
+            hidden.add(folder)
+            return
+        for child in folder.iterdir():
+            free = child not in needed and not any(child in path.parents for path in needed)
+            if free and child.is_dir() and not child.is_symlink():
+                hidden.add(child)
+
+    for folder in map(Path.resolve, wanted):
+        hide(folder)
+        for above in (folder, *folder.parents):
+            if (above / ".git").exists():
+                for child in (*above.iterdir(), *_history(above / ".git")):
+                    hide(child)
+    return sorted(hidden)
+
+
+def _history(git: Path) -> list[Path]:
+    """Where Git keeps the history of a further working tree, whose .git is a file that names a folder in it."""
+    if git.is_dir():
+        return []
+    named = Path(git.read_text(encoding="utf-8").removeprefix("gitdir:").strip())
+    return [path for path in named.parents if path.name == ".git"]
 
 
 def _staged(folder: Path) -> Path:

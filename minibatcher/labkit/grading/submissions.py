@@ -52,12 +52,21 @@ class Answers:
     others: list[str] = field(default_factory=list)
     remarks: dict[str, list[str]] = field(default_factory=dict)
 
+    def take(self, later: Answers, lab: Lab) -> None:
+        """Answers of a further notebook, where there are none yet or only the stub."""
+        for exercise, source in later.answers.items():
+            if _bare(self.answers.get(exercise, "")) in ("", _bare(lab.stubs.get(exercise, ""))):
+                self.answers[exercise] = source
+        self.others += later.others
+
     def remark(self, exercise: str, sentence: str) -> None:
         self.remarks.setdefault(exercise, []).append(sentence)
 
 
 def read_cells(path: Path, exercises: dict[str, Exercise]) -> list[Cell]:
     """The code cells of a notebook of any format. Raises Unreadable."""
+    if not path.is_file():
+        raise Unreadable(f"{path.name} is not a file")
     try:
         if path.stat().st_size > _LARGEST:
             raise Unreadable(f"{path.name} is larger than {_LARGEST >> 20} MiB; clear its outputs")
@@ -157,8 +166,9 @@ def find_answers(cells: list[Cell], lab: Lab, exercises: list[Exercise]) -> Answ
             if len(better) > 1:
                 found.remark(exercise.id, f"{len(better)} cells answer it; the last one counts")
         checks = [i for i, c in enumerate(cells) if c.exercise == exercise.id and c.role == "check"]
-        used.update(checks)
-        if any(cells[i].source.strip() != lab.checks.get(exercise.id, "").strip() for i in checks):
+        edited = [i for i in checks if cells[i].source.strip() != lab.checks.get(exercise.id, "").strip()]
+        used.update(set(checks) - set(edited))  # an edited one may define what an answer uses
+        if edited:
             found.remark(exercise.id, "its check cell was edited, which changes nothing here")
     found.others = [cell.source for i, cell in enumerate(cells) if i not in used and "set-up" not in cell.tags]
     return found
@@ -168,22 +178,31 @@ def _bare(source: str) -> str:
     return _FIRST_LINE.sub("", source, count=1).strip()
 
 
+def _of_a_program(path: Path) -> bool:
+    """Check points, and what a Mac puts into archives."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
 def students(paths: list[Path]) -> list[tuple[str, list[Path]]]:
     """Names with their files: a folder holds a file or a folder for each student."""
     found: dict[str, list[Path]] = {}
 
     def add(name: str, files: list[Path]) -> None:
-        found.setdefault(name, []).extend(files)
+        unique = name if name not in found else f"{files[0].resolve().parent.name}/{name}"
+        number = 2
+        while unique in found:
+            unique, number = f"{name} ({number})", number + 1
+        found[unique] = files
 
     for path in paths:
         if not path.is_dir():
-            add(path.stem if path.stem not in found else f"{path.resolve().parent.name}/{path.stem}", [path])
+            add(path.stem, [path])
             continue
         for entry in sorted(path.iterdir()):
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                inside = sorted(p for p in entry.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+                inside = sorted(p for p in entry.rglob("*.ipynb") if not _of_a_program(p.relative_to(entry)))
                 if inside:
                     add(entry.name, inside)
             elif entry.suffix == ".ipynb":
