@@ -14,10 +14,11 @@ What the grader defends against:
 What holds an answer: a process of its own with limits on time, memory, processes and file sizes, an empty working
 folder, a copy of the package without the right answers. Where Linux allows it also name spaces of its own for
 processes, network and mounts (the book's folders, its history and the folders of submissions and marks look empty, and
-its working folder goes with it), and for a grader that runs as root another
-user, who can write none of your files (but read them all, if Python itself lies in root's own folders). A report says
-in one line which of these were on. An answer can leave files in /tmp, and read another copy of the book that lies elsewhere.
-Without the other user, an answer can reach whatever files the teacher can; without
-name spaces it has the network, and a child that leaves its group may live on for a while: grade strangers in a
-container, or as root on Linux. Kernel bugs are out of scope, and so is copying from a neighbour.
+its working folder goes with it), and for a grader that runs as root another user, who can write none of your files (but
+read them all, if Python itself lies in root's own folders). A report says in one line which of these were on.
+
+What it does not stop: an answer can leave files in /tmp, and read another copy of the book that lies elsewhere. Without
+the other user, an answer can reach whatever files the teacher can; without name spaces it has the network, and a child
+that leaves its group may live on for a while. Grade strangers in a container, or as root on Linux. Kernel bugs are out
+of scope, and so is copying from a neighbour.
 """
