@@ -88,7 +88,7 @@ def key_of(exercise: Exercise) -> Key:
 
 
 def _module(room: str, exercise: Exercise) -> Any:
-    return import_module(f".{room}.{exercise.lab.replace('-', '_').replace('.', '_')}", __package__)
+    return import_module(f".{room}.{exercise.module}", __package__)
 
 
 class _Brief:

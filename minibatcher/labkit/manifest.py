@@ -60,6 +60,11 @@ class Exercise:
             raise ManifestError(f"{where}: needs three different hints, has {len(set(hints))}")
 
     @property
+    def module(self) -> str:
+        """The name of its lab's modules under tasks/ and keys/."""
+        return self.lab.replace("-", "_").replace(".", "_")
+
+    @property
     def heading(self) -> str:
         """The line under which the exercise stands in its lab."""
         points = f"{self.points} point{'s' if self.points > 1 else ''}"

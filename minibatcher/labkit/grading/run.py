@@ -168,7 +168,7 @@ class Grader:
         results: dict[int, Result] = {}
         with _temporary_folder() as temporary:
             stage = _staged(temporary)
-            modules = sorted({lab.replace("-", "_").replace(".", "_") for lab in self.labs})
+            modules = sorted({exercise.module for exercise in self.exercises.values()})
             hidden = [str(path) for path in hidden_folders([_PACKAGE, *self.hide], temporary)]
             workers = [Worker(stage, modules, hidden) for _ in range(self.jobs)]
             free: SimpleQueue[Worker] = SimpleQueue()
@@ -257,7 +257,7 @@ class Grader:
         request = {
             "exercise": exercise.id,
             "name": exercise.name,
-            "module": exercise.lab.replace("-", "_").replace(".", "_"),
+            "module": exercise.module,
             "package": exercise.lab == "capstone",
             "seed": self.seed,
             "seconds": min(exercise.time_limit_s, self.longest_s) + _GRACE_S,
@@ -335,16 +335,14 @@ def hidden_folders(wanted: list[Path], stage: Path) -> list[Path]:
     needed |= {Path("/usr"), Path("/lib"), Path("/etc"), Path("/dev"), Path("/proc")}
     hidden: set[Path] = set()
 
+    def free(folder: Path) -> bool:
+        return folder not in needed and not any(folder in path.parents for path in needed)
+
     def hide(folder: Path) -> None:
-        if folder in needed or not folder.is_dir():
-            return
-        if not any(folder in path.parents for path in needed):
+        if folder.is_dir() and free(folder):
             hidden.add(folder)
-            return
-        for child in folder.iterdir():
-            free = child not in needed and not any(child in path.parents for path in needed)
-            if free and child.is_dir() and not child.is_symlink():
-                hidden.add(child)
+        elif folder.is_dir() and folder not in needed:
+            hidden.update(c for c in folder.iterdir() if c.is_dir() and not c.is_symlink() and free(c))
 
     for folder in map(Path.resolve, wanted):
         hide(folder)

@@ -345,7 +345,12 @@ def _try(source: str, space: dict, only_definitions: bool = False) -> None:
         for node in tree.body:
             if not only_definitions or _defines(node):
                 with suppress(BaseException):
-                    exec(compile(ast.Module([node], []), "cell", "exec"), space)
+                    _run_statement(node, space, "cell")
+
+
+def _run_statement(node: ast.stmt, space: dict, name: str) -> None:
+    """As a notebook would, without this module's own `from __future__`."""
+    exec(compile(ast.Module([node], []), name, "exec", dont_inherit=True), space)
 
 
 def _each(source: str, space: dict) -> Exception | None:
@@ -356,7 +361,7 @@ def _each(source: str, space: dict) -> Exception | None:
     first = None
     for node in ast.parse(plain(source)).body:
         try:
-            exec(compile(ast.Module([node], []), "answer", "exec", dont_inherit=True), space)
+            _run_statement(node, space, "answer")
         except Exception as error:
             first = first or error
     return first
