@@ -27,7 +27,7 @@ IMPORT_TO_PYPI = {
     "pynvml": "nvidia-ml-py",
     "markdown_it": "markdown-it-py",
 }
-NOT_FOR_CONDA = {"dev"}  # extras that environment.yml leaves out
+NOT_FOR_CONDA = {"dev", "book"}  # extras that environment.yml leaves out
 TOP_LEVEL = {
     *("README.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "pyproject.toml", "environment.yml", "constraints.txt"),
     *("chapters", "labs", "solutions", "minibatcher", "tests"),

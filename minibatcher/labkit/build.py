@@ -3,6 +3,8 @@
     chapters/X.md   ->  chapters/X.ipynb   executed
     solutions/X.md  ->  solutions/X.ipynb  executed, and labs/X.ipynb: stubs for solutions, no outputs
 
+and the computed parts of the pages (blocks.py) are renewed first.
+
 `minibatcher labs build` writes them all, or the named ones; `--check` writes nothing and says what is stale or wrong.
 A reader's own work is safe: a notebook in which somebody has written is overwritten only with `--force`.
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MinibatcherError
-from . import audit
+from . import audit, blocks
 from .checks import SEED_VARIABLE
 from .manifest import Exercise, load_manifest
 from .notebooks import UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
@@ -30,8 +32,9 @@ _MEND = "minibatcher labs build"
 
 
 def sources(root: Path, folder: str) -> list[Path]:
-    """The Markdown sources of a folder, in order."""
-    return sorted((root / folder).glob("*.md"))
+    """The Markdown sources of a folder's notebooks, in order; a page without jupytext's header stays a page."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / folder).glob("*.md"))}
+    return [path for path, text in texts.items() if text.startswith("---\njupytext:")]
 
 
 def build(
@@ -53,6 +56,8 @@ def build(
     """
     root, exercises = Path(root), load_manifest() if exercises is None else exercises
     only = () if check else tuple(only)
+    if not check:
+        blocks.write(root)
     chapters, masters = (
         {path: read_source(path, exercises) for path in sources(root, folder) if not only or path.stem in only}
         for folder in ("chapters", "solutions")
@@ -65,7 +70,7 @@ def build(
     if problems:
         return problems
     if check:
-        return [*_stale(root, chapters | masters, masters, say), *_strays(root)]
+        return [*_stale(root, chapters | masters, masters, say), *_strays(root), *blocks.stale(root)]
 
     for path, nb in (chapters | masters).items():
         say(f"running {path.relative_to(root)}")
@@ -170,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     if options.check and not problems:
-        print("all notebooks that were compared match their sources")
+        print("all notebooks that were compared match their sources, and computed parts are current")
     return 1 if problems else 0
 
 
