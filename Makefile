@@ -23,7 +23,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c const
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check book colab format generated clean
+.PHONY: help lab test check book colab format generated measured clean
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -57,6 +57,11 @@ format: $(FOR_ALL) ## Format the code and mend what the linter can mend
 
 generated: $(FOR_ALL) ## Rebuild what is generated: notebooks, and the computed parts of the pages
 	$(RUN_ENV) minibatcher labs build
+
+measured: $(FOR_ALL) ## Measure the comparison in the README again, three runs (minutes; needs a quiet machine)
+	for run in 1 2 3; do $(RUN_ENV) minibatcher compare --strategies solo static continuous chunked --quiet \
+		--json chapters/measured/comparison-$$run.json || exit; done
+	$(RUN_ENV) minibatcher labs build --pages
 
 clean: ## Remove the environments, what was built, and all caches
 	rm -rf $(VENV) $(COLAB) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -54,6 +57,34 @@ def provenance(model: LoadedModel, attention: AttentionBackend) -> dict[str, Any
         "hardware": hardware(model.device),
         "software": software(),
     }
+
+
+def circumstances() -> dict[str, Any]:
+    """When and amid what a measurement begins, for results that are kept.
+
+    date: UTC. git_commit: see there. load_average: processes that wanted a CPU in the last minute, of all programs on
+    this machine; None where the system does not tell. num_cpus: how many there are for them.
+    """
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_commit": git_commit(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "num_cpus": os.cpu_count(),
+    }
+
+
+def git_commit() -> str | None:
+    """Of the checkout that this file is in, with a + where files differ from it; None without one."""
+    folder = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _cpu_name() -> str:

@@ -52,6 +52,8 @@ def test_compare_prints_a_table_and_writes_all_it_says(tmp_path, capsys):
     header = data["header"]
     assert header["model"] == "bard" and header["seed"] == 0 and header["workload"]["name"] == "azure-conv"
     assert header["software"]["torch"] == torch.__version__ and header["hardware"]["device"]
+    assert data["measured"]["date"].endswith("+00:00") and data["measured"]["num_cpus"] == os.cpu_count()
+    assert data["measured"].keys() == {"date", "git_commit", "load_average", "num_cpus"}
     assert plot.read_bytes().startswith(b"\x89PNG") and plot.stat().st_size > 10_000
     assert Timeline.load(folder / "chunked.json").header["strategy"] == "chunked"
 

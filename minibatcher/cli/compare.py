@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.find_capacity:
         check_capacity(args)
     from ..compare import rate_servers, run_comparison
+    from ..provenance import circumstances
 
     model = load_for(args)
     tokenizer = model.tokenizer
@@ -99,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.find_capacity:
         return give_capacities(args, workload, rate_servers(workload, **options), setting)
+    measured = circumstances()
     timelines = run_comparison(workload, progress=sys.stderr.isatty() and not args.quiet, **options)
-    return give_results(args, timelines, setting=setting)
+    return give_results(args, timelines, setting=setting, measured=measured)
 
 
 def _duration(seconds: float) -> str:

@@ -166,9 +166,16 @@ def read_workload(args: argparse.Namespace, default_num_requests: int, default_r
 
 
 def give_results(
-    args: argparse.Namespace, timelines: dict[str, Any], utilisation: dict | None = None, setting: str = ""
+    args: argparse.Namespace,
+    timelines: dict[str, Any],
+    utilisation: dict | None = None,
+    setting: str = "",
+    measured: dict[str, Any] | None = None,
 ) -> int:
-    """Write what was asked for, then print the table. Returns the exit code; a file that fails costs no other."""
+    """Write what was asked for, then print the table. Returns the exit code; a file that fails costs no other.
+
+    measured: when and amid what the runs began (provenance.circumstances), for the JSON.
+    """
     if not timelines:
         raise KeyboardInterrupt  # before anything was served
     objectives, by_class = objectives_of(args)
@@ -188,7 +195,8 @@ def give_results(
     if args.html:
         written.append(attempt(args, lambda: _write_page(timelines, result, args.html)))
     if args.json:
-        written.append(attempt(args, lambda: write_json(result, args.json)))
+        kept = result | {"measured": measured} if measured else result
+        written.append(attempt(args, lambda: write_json(kept, args.json)))
     print(table(result, explain=args.explain), file=sys.stderr if args.json == "-" else sys.stdout)
     interrupted = any(timeline.header.get("interrupted") for timeline in timelines.values())
     if interrupted:

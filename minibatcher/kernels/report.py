@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import MinibatcherError
-from ..provenance import hardware, software
+from ..provenance import git_commit, hardware, software
 from .check import worst
 from .child import SectionFailed, SectionInterrupted, run_section
 from .goals import judge
@@ -140,20 +139,6 @@ def _wrong(rows: list[dict[str, Any]]) -> Iterator[str]:
         more = group["failed"] - 1
         others = f", and {more} more {'case' if more == 1 else 'cases'} failed" if more else ""
         yield f"{row['kernel']} in {row['dtype']} {how} ({row['shape']}, seed {row['seed']}){others}"
-
-
-def git_commit() -> str | None:
-    """Of the checkout that this file is in, with a + where files differ from it; None without one."""
-    folder = Path(__file__).parent
-
-    def git(*args: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def driver_version() -> str | None:

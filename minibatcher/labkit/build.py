@@ -159,10 +159,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="sources to build, without ending (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
     parser.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
+    parser.add_argument("--pages", action="store_true", help="only the computed parts of pages, and pictures: no run")
     parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
     options = parser.parse_args(argv)
+    if options.pages and (options.names or options.check):
+        parser.error("--pages takes neither names nor --check")
     try:
         root = options.root or _find_root()
+        if options.pages:
+            blocks.write(root)
+            return 0
         known = [path.stem for folder in ("chapters", "solutions") for path in sources(root, folder)]
         unknown = [name for name in options.names if name not in known]
         if unknown:
