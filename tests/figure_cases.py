@@ -16,7 +16,6 @@ from minibatcher.hardware import Device, model_spec
 from minibatcher.runners.roofline import CostModel
 from minibatcher.simulate import run_simulation
 from minibatcher.timeline import Timeline
-from minibatcher.viz.cover import draw as draw_cover
 from minibatcher.viz.padding import plot_padding
 from minibatcher.viz.roofline_view import roofline_view
 from minibatcher.viz.slots import animate
@@ -168,5 +167,4 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("_still", "roofline, full", lambda: roofline_view(context_tokens=131_072, num_decodes=1_024).still),
     ("plot_padding", "two", plot_padding),
     ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
-    ("draw", "small", lambda: draw_cover({n: small()[n] for n in ("static", "chunked")})),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The computed parts of Markdown pages: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""The computed parts of Markdown pages, between `<!-- begin NAME -->` and `<!-- end NAME -->`, and computed pictures.
 
 `minibatcher labs build` writes them and `--check` compares them, so that no page tells a figure that was typed in.
 A new part is a function from the book's folder to Markdown, with its line in BLOCKS.
@@ -10,30 +10,30 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .manifest import load_manifest
+from . import front, measured
 from .notebooks import BuildError
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
-_MINUTES = re.compile(r"\*\*In this chapter\*\* \(about (\d+) minutes\)")
 
 
-def chapters(root: Path) -> str:
-    """A table of the chapters, each with its time, its lab, and the lab's exercises, points and time."""
-    lines = ["| chapter | minutes | lab | exercises | points | minutes |", "| --- | --: | --- | --: | --: | --: |"]
-    for path in sorted((root / "chapters").glob("7.*.md")):
-        text = path.read_text(encoding="utf-8")
-        title, minutes = re.search(r"^# (.+)$", text, re.MULTILINE)[1], _MINUTES.search(text)[1]
-        lab = f"lab-{path.stem.split('-')[0]}"
-        exercises = [e for e in load_manifest().values() if e.lab == lab]
-        points, lab_minutes = sum(e.points for e in exercises), sum(e.minutes for e in exercises)
-        lines.append(
-            f"| [{title}](chapters/{path.stem}.ipynb) | {minutes} | [{lab}](labs/{lab}.ipynb) "
-            f"| {len(exercises)} | {points} | {lab_minutes} |"
-        )
-    return "\n".join(lines) + "\n"
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "chapters": front.chapters,
+    "citation": front.citation,
+    "comparison": measured.comparison,
+    "contents": front.contents,
+    "start": front.start,
+    "status": front.status,
+}
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"chapters": chapters}
+def _cover() -> bytes:
+    from ..viz.cover import picture  # with the engine and matplotlib, which a page's words do not need
+
+    return picture()
+
+
+# Whole files that are computed, by their path from the book's folder.
+FILES: dict[str, Callable[[], bytes]] = {"chapters/figures/static-against-continuous.svg": _cover}
 
 
 def fill(text: str, root: Path) -> str:
@@ -54,8 +54,18 @@ def pages(root: Path) -> Iterator[Path]:
     yield from sorted((root / "chapters").glob("*.md"))
 
 
+def files(root: Path) -> Iterator[tuple[Path, bytes]]:
+    """The computed files that a page shows, each with what it must hold."""
+    texts = [path.read_text(encoding="utf-8") for path in pages(root)]
+    yield from ((root / name, FILES[name]()) for name in FILES if any(name in text for text in texts))
+
+
 def write(root: Path) -> None:
-    """Renew the computed parts of every page."""
+    """Renew the computed parts of every page, and the computed files."""
+    for path, content in files(root):
+        if not _holds(path, content):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
     for path in pages(root):
         text = path.read_text(encoding="utf-8")
         if (filled := fill(text, root)) != text:
@@ -63,10 +73,14 @@ def write(root: Path) -> None:
 
 
 def stale(root: Path) -> list[str]:
-    """One sentence for each page whose computed parts are out of date."""
-    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in pages(root)}
+    """One sentence for each computed file that is out of date, and for each page with a part that is."""
+    texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
+    old = {path: "it is" for path, content in files(root) if not _holds(path, content)}
+    old |= {path: "a computed part is" for path, text in texts.items() if fill(text, root) != text}
     return [
-        f"{name}: a computed part is out of date; run: make generated"
-        for name, text in texts.items()
-        if fill(text, root) != text
+        f"{path.relative_to(root).as_posix()}: {what} out of date; run: make generated" for path, what in old.items()
     ]
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    return path.exists() and path.read_bytes() == content

@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="sources to build, without ending (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
     parser.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
-    parser.add_argument("--pages", action="store_true", help="only the computed parts of pages, and pictures: no run")
+    parser.add_argument("--pages", action="store_true", help="renew only computed parts of pages and their pictures")
     parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
     options = parser.parse_args(argv)
     if options.pages and (options.names or options.check):

@@ -1,0 +1,160 @@
+"""Computed parts of the front pages: what there is to learn, in which state it is, where it opens, how to cite it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .manifest import Exercise, load_manifest
+from .notebooks import BuildError
+from .syllabus import load_syllabus
+from .tomlfile import read_toml
+
+BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
+_MINUTES = re.compile(r"\*\*In this chapter\*\* \(about (\d+) minutes\)")
+ABOUT = {
+    "7.0": "prefill and decode, your machine's roofline, the KV cache and its memory",
+    "7.1": "the padded batch that waits for its slowest member",
+    "7.2": "requests enter and leave at every step; who may enter, and who goes first",
+    "7.3": "long prompts that stall nobody, and the attention kernel that makes it possible",
+    "7.4": "paged memory, prefix caching, preemption, cost, production servers",
+}
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of the book, as its source tells it. minutes: its author's estimate of the time to read and run it."""
+
+    number: str
+    title: str
+    file: str  # without ending
+    minutes: int
+
+    @property
+    def about(self) -> str:
+        return ABOUT[self.number]
+
+    @property
+    def lab(self) -> str:
+        return f"lab-{self.number}"
+
+
+def read_chapters(root: Path) -> list[Chapter]:
+    """The chapters under `root`, in order. Raises BuildError for one that lacks its title, time or a line in ABOUT."""
+    found = []
+    for path in sorted((root / "chapters").glob("7.*.md")):
+        text, number = path.read_text(encoding="utf-8"), path.stem.split("-")[0]
+        title, minutes = re.search(r"^# (.+)$", text, re.MULTILINE), _MINUTES.search(text)
+        if not title or not minutes or number not in ABOUT:
+            raise BuildError(
+                f"chapters/{path.name} needs a title, a line «**In this chapter** (about … minutes)», and an entry in "
+                "ABOUT of labkit/front.py"
+            )
+        found.append(Chapter(number, title[1], path.stem, int(minutes[1])))
+    return found
+
+
+def chapters(root: Path) -> str:
+    """For the README: what each chapter is about, how long it takes, and a badge that opens it on Colab."""
+    lines = ["| chapter | you learn about | minutes | |", "| --- | --- | --: | --- |"]
+    for chapter in read_chapters(root):
+        path = f"chapters/{chapter.file}.ipynb"
+        lines.append(f"| [{chapter.title}]({path}) | {chapter.about} | {chapter.minutes} | {badge(root, path)} |")
+    return "\n".join(lines) + "\n"
+
+
+def contents(root: Path) -> str:
+    """For chapters/index.md: the same chapters with their labs, by links from that folder."""
+    lines = ["| chapter | about | time | |", "| --- | --- | --- | --- |"]
+    for chapter in read_chapters(root):
+        lines.append(
+            f"| [{chapter.title}]({chapter.file}.ipynb) | {chapter.about} | {chapter.minutes} minutes "
+            f"| [lab](../labs/{chapter.lab}.ipynb) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def status(root: Path) -> str:
+    """For the README: the claims of each chapter that tests hold, and each lab's exercises, points and minutes."""
+    lines = [
+        "| chapter | claims | tests that hold them | lab | exercises | points | minutes | |",
+        "| --- | --: | --: | --- | --: | --: | --: | --- |",
+    ]
+    totals = [0] * 5
+    for chapter in [*read_chapters(root), None]:
+        number, lab = (chapter.number, chapter.lab) if chapter else ("all of them", "capstone")
+        claims = [row for row in load_syllabus() if chapter and row.chapter == number and row.kind == "claim"]
+        exercises = [exercise for exercise in load_manifest().values() if exercise.lab == lab]
+        counts = [len(claims), len({test for row in claims for test in row.tests}), *_counts(exercises)]
+        totals = [total + count for total, count in zip(totals, counts)]
+        held, path = [str(count) if chapter else "" for count in counts[:2]], f"labs/{lab}.ipynb"
+        lines.append(_row([number, *held, f"[{lab}]({path})", *map(str, counts[2:]), badge(root, path)]))
+    total = [str(count) for count in totals]
+    lines.append(_row(["in all", *total[:2], "", *total[2:], ""]))
+    return "\n".join(lines) + "\n"
+
+
+def badge(root: Path, path: str) -> str:
+    """A picture that opens the notebook on Colab, which takes notebooks of GitHub; nothing for a copy elsewhere."""
+    address = repository(root)
+    if not address.startswith("https://github.com/"):
+        return ""
+    place = address.removeprefix("https://github.com/")
+    name = path.rsplit("/", 1)[-1].removesuffix(".ipynb")
+    return f"[![Open {name} in Colab]({BADGE})](https://colab.research.google.com/github/{place}/blob/main/{path})"
+
+
+def start(root: Path) -> str:
+    """The badge that opens the contents on Colab, with a sentence."""
+    opened = badge(root, "chapters/index.ipynb")
+    return f"{opened} opens the contents on Colab, without installing anything here.\n" if opened else ""
+
+
+def citation(root: Path) -> str:
+    """BibTeX and a line in APA style, of the version and the year that pyproject.toml names."""
+    project, year = _pyproject(root)["project"], _pyproject(root)["tool"]["minibatcher"]["released"][:4]
+    version, address = project["version"], repository(root)
+    title = "minibatcher: How an LLM server batches requests"
+    return f"""```bibtex
+@software{{minibatcher,
+  author  = {{{{The minibatcher authors}}}},
+  title   = {{{title}}},
+  year    = {{{year}}},
+  version = {{{version}}},
+  url     = {{{address}}}
+}}
+```
+
+The minibatcher authors. ({year}). *{title}* (Version {version}) [Computer software]. {address}
+"""
+
+
+def repository(root: Path) -> str:
+    """Where the book is published. Raises BuildError where pyproject.toml does not say it."""
+    try:
+        return _pyproject(root)["project"]["urls"]["Repository"].rstrip("/")
+    except KeyError as error:
+        raise BuildError(f"pyproject.toml names no Repository under [project.urls]: {error} is missing") from None
+
+
+def _pyproject(root: Path) -> dict[str, Any]:
+    return _read(root / "pyproject.toml")
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except (OSError, ValueError) as error:
+        raise BuildError(f"can't read {path}, which says where the book is published: {error}") from error
+
+
+def _counts(exercises: list[Exercise]) -> tuple[int, int, int]:
+    return len(exercises), sum(e.points for e in exercises), sum(e.minutes for e in exercises)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
