@@ -15,25 +15,19 @@ from .notebooks import BuildError
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
 
-
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "chapters": front.chapters,
     "citation": front.citation,
     "comparison": measured.comparison,
     "contents": front.contents,
+    "picture": front.picture,
     "start": front.start,
     "status": front.status,
 }
 
 
-def _cover() -> bytes:
-    from ..viz.cover import picture  # with the engine and matplotlib, which a page's words do not need
-
-    return picture()
-
-
 # Whole files that are computed, by their path from the book's folder.
-FILES: dict[str, Callable[[], bytes]] = {"chapters/figures/static-against-continuous.svg": _cover}
+FILES: dict[str, Callable[[], bytes]] = {front.PICTURE: front.picture_file}
 
 
 def fill(text: str, root: Path) -> str:
@@ -61,15 +55,15 @@ def files(root: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def write(root: Path) -> None:
-    """Renew the computed parts of every page, and the computed files."""
-    for path, content in files(root):
-        if not _holds(path, content):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+    """Renew the computed parts of every page, and then the computed files that they show."""
     for path in pages(root):
         text = path.read_text(encoding="utf-8")
         if (filled := fill(text, root)) != text:
             path.write_bytes(filled.encode("utf-8"))
+    for path, content in files(root):
+        if not _holds(path, content):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def stale(root: Path) -> list[str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .manifest import Exercise, load_manifest
 from .notebooks import BuildError
-from .syllabus import load_syllabus
+from .syllabus import Row, load_syllabus
 from .tomlfile import read_toml
 
+PICTURE = "chapters/figures/static-against-continuous.svg"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _MINUTES = re.compile(r"\*\*In this chapter\*\* \(about (\d+) minutes\)")
 ABOUT = {
@@ -57,6 +57,20 @@ def read_chapters(root: Path) -> list[Chapter]:
     return found
 
 
+def picture(root: Path) -> str:
+    """For the README: its moving picture, with words for those who do not see it."""
+    from ..viz import cover  # with the engine and matplotlib, which the other parts do not need
+
+    return f"![{cover.alternative_text(cover.runs())}]({PICTURE})\n"
+
+
+def picture_file() -> bytes:
+    """What PICTURE holds."""
+    from ..viz import cover
+
+    return cover.picture()
+
+
 def chapters(root: Path) -> str:
     """For the README: what each chapter is about, how long it takes, and a badge that opens it on Colab."""
     lines = ["| chapter | you learn about | minutes | |", "| --- | --- | --: | --- |"]
@@ -80,20 +94,19 @@ def contents(root: Path) -> str:
 def status(root: Path) -> str:
     """For the README: the claims of each chapter that tests hold, and each lab's exercises, points and minutes."""
     lines = [
-        "| chapter | claims | tests that hold them | lab | exercises | points | minutes | |",
-        "| --- | --: | --: | --- | --: | --: | --: | --- |",
+        "| chapter | claims | tests that hold them | lab | | exercises | points | minutes |",
+        "| --- | --: | --: | --- | --- | --: | --: | --: |",
     ]
-    totals = [0] * 5
-    for chapter in [*read_chapters(root), None]:
-        number, lab = (chapter.number, chapter.lab) if chapter else ("all of them", "capstone")
-        claims = [row for row in load_syllabus() if chapter and row.chapter == number and row.kind == "claim"]
-        exercises = [exercise for exercise in load_manifest().values() if exercise.lab == lab]
-        counts = [len(claims), len({test for row in claims for test in row.tests}), *_counts(exercises)]
-        totals = [total + count for total, count in zip(totals, counts)]
-        held, path = [str(count) if chapter else "" for count in counts[:2]], f"labs/{lab}.ipynb"
-        lines.append(_row([number, *held, f"[{lab}]({path})", *map(str, counts[2:]), badge(root, path)]))
-    total = [str(count) for count in totals]
-    lines.append(_row(["in all", *total[:2], "", *total[2:], ""]))
+    all_claims, all_exercises = [], []
+    for chapter in read_chapters(root):
+        claims = [row for row in load_syllabus() if row.chapter == chapter.number and row.kind == "claim"]
+        exercises = _exercises(chapter.lab)
+        lines.append(_row([chapter.number, *_held(claims), *_lab(root, chapter.lab), *_counts(exercises)]))
+        all_claims += claims
+        all_exercises += exercises
+    capstone = _exercises("capstone")
+    lines.append(_row(["all of them", "", "", *_lab(root, "capstone"), *_counts(capstone)]))
+    lines.append(_row(["in all", *_held(all_claims), "", "", *_counts([*all_exercises, *capstone])]))
     return "\n".join(lines) + "\n"
 
 
@@ -141,19 +154,27 @@ def repository(root: Path) -> str:
 
 
 def _pyproject(root: Path) -> dict[str, Any]:
-    return _read(root / "pyproject.toml")
-
-
-@cache
-def _read(path: Path) -> dict[str, Any]:
     try:
-        return read_toml(path)
+        return read_toml(root / "pyproject.toml")
     except (OSError, ValueError) as error:
-        raise BuildError(f"can't read {path}, which says where the book is published: {error}") from error
+        raise BuildError(f"can't read pyproject.toml, which says where the book is published: {error}") from error
 
 
-def _counts(exercises: list[Exercise]) -> tuple[int, int, int]:
-    return len(exercises), sum(e.points for e in exercises), sum(e.minutes for e in exercises)
+def _exercises(lab: str) -> list[Exercise]:
+    return [exercise for exercise in load_manifest().values() if exercise.lab == lab]
+
+
+def _held(claims: list[Row]) -> list[str]:
+    return [str(len(claims)), str(len({test for row in claims for test in row.tests}))]
+
+
+def _lab(root: Path, name: str) -> list[str]:
+    path = f"labs/{name}.ipynb"
+    return [f"[{name}]({path})", badge(root, path)]
+
+
+def _counts(exercises: list[Exercise]) -> list[str]:
+    return [str(n) for n in (len(exercises), sum(e.points for e in exercises), sum(e.minutes for e in exercises))]
 
 
 def _row(cells: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The README's table of measured runs: files that `minibatcher compare --json` wrote, by `make measured`, and no others.
+"""The README's table of measured runs, from what `minibatcher compare --json` wrote (`make measured`).
 
 A table says what was measured, on what and when; so nothing of it is typed in, and it looks like no simulated one.
 """
@@ -26,12 +26,12 @@ def comparison(root: Path) -> str:
     runs = read_runs(root / FOLDER)
     names = list(runs[0]["strategies"])
     lines = [
-        "| strategy | output tokens/s (lowest to highest run) | TTFT p50 / p99, s | ITL p99, ms | slots doing useful work |",
+        "| strategy | output tokens/s (lowest, highest) | TTFT p50 / p99, s | ITL p99, ms | slots doing useful work |",
         "| --- | --: | --: | --: | --: |",
     ]
     for name in names:
         speeds = [run["strategies"][name]["output_tokens_per_s"] for run in runs]
-        speed = f"{number(median(speeds), 3)} ({number(min(speeds), 3)} to {number(max(speeds), 3)})"
+        speed = f"{number(median(speeds), 3)} ({number(min(speeds), 3)}, {number(max(speeds), 3)})"
         ttft = " / ".join(number(middle(runs, name, p) / 1000, 3) for p in (_ttft("p50"), _ttft("p99")))
         useful = percent(middle(runs, name, lambda run: run["slot_occupancy"]))
         lines.append(f"| {name} | {speed} | {ttft} | {number(middle(runs, name, _itl), 3)} | {useful} |")
@@ -82,18 +82,16 @@ def _provenance(runs: list[dict[str, Any]]) -> str:
     header, software = runs[0]["header"], runs[0]["header"]["software"]
     when = [run["measured"] for run in runs]
     requests = max(run["num_requests"] for run in runs[0]["strategies"].values())
-    slots = {
-        run["header"].get("max_num_seqs", header.get("max_num_seqs")): name
-        for name, run in runs[0]["strategies"].items()
-    }
+    slots = max(run["header"].get("max_num_seqs") or header["max_num_seqs"] for run in runs[0]["strategies"].values())
     device = header["hardware"]
     facts = [
         f"{len(runs)} runs of `minibatcher compare --strategies {' '.join(runs[0]['strategies'])}`, medians",
         f"{requests} requests of the workload {header['workload']['name']}, all there at once",
-        f"{max(slots)} slots",
+        f"{slots} slots",
         f"model {header['model']} ({header['model_fingerprint']}), {header['dtype']}, attention {header['attention']}",
         f"seed {header['seed']}",
-        f"{device['device']}, {device.get('threads', 'no')} threads",
+        device["device"],
+        *([f"PyTorch on {device['threads']} of its processors"] if "threads" in device else []),
         f"minibatcher {software['minibatcher']}, PyTorch {software['torch']}, Python {software['python']}, "
         f"{software['system']}",
         " and ".join(dict.fromkeys(f"{one['date'][:10]}" for one in when)),
@@ -106,7 +104,5 @@ def _busy(when: list[dict[str, Any]]) -> str:
     loads, cpus = [one["load_average"] for one in when], when[0]["num_cpus"]
     if None in loads or not cpus or max(loads) <= 0.5 * cpus:
         return ""
-    return (
-        f" The machine was busy with other work before the runs (load {number(min(loads), 2)} to {number(max(loads), 2)} "
-        f"on {cpus} processors): trust the order, not the figures."
-    )
+    load = f"{number(min(loads), 2)} to {number(max(loads), 2)}"
+    return f" The machine was busy with other work, load {load} on {cpus} processors: trust the order, not the figures."
