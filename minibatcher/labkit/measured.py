@@ -90,8 +90,7 @@ def _provenance(runs: list[dict[str, Any]]) -> str:
         f"{slots} slots",
         f"model {header['model']} ({header['model_fingerprint']}), {header['dtype']}, attention {header['attention']}",
         f"seed {header['seed']}",
-        device["device"],
-        *([f"PyTorch on {device['threads']} of its processors"] if "threads" in device else []),
+        device["device"] + (f" (threads: {device['threads']})" if "threads" in device else ""),
         f"minibatcher {software['minibatcher']}, PyTorch {software['torch']}, Python {software['python']}, "
         f"{software['system']}",
         " and ".join(dict.fromkeys(f"{one['date'][:10]}" for one in when)),
