@@ -259,7 +259,7 @@ def fake_run(speed, clock="measured", load=0.1, **header):
     def strategy(factor):
         return {
             "num_requests": 48, "output_tokens_per_s": speed * factor, "slot_occupancy": 0.5, "header": {},
-            "ttft_ms": {"p50": 100 * factor, "p99": 2_000}, "itl_ms": {"p99": 30 * factor},
+            "ttft_ms": {"p50": speed * factor / 1.1, "p99": 2_000}, "itl_ms": {"p99": speed * factor * 3 / 11},
         }  # fmt: skip
 
     software = {"minibatcher": "0", "torch": "2", "python": "3", "system": "Linux"}
