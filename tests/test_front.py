@@ -156,6 +156,12 @@ def test_the_citation_names_this_version():
     assert said.count(REPOSITORY) == 2
 
 
+def test_what_the_two_commands_need_is_what_pyproject_says(copy):
+    assert f"Python {read_toml(ROOT / 'pyproject.toml')['project']['requires-python'][2:]} or later" in part("start")
+    edit(copy / "pyproject.toml", 'requires-python = ">=3.10"', 'requires-python = ">=3.12"')
+    assert "Both need Python 3.12 or later, make and git." in front.start(copy)
+
+
 # The picture.
 
 

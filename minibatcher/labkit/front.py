@@ -121,9 +121,15 @@ def badge(root: Path, path: str) -> str:
 
 
 def start(root: Path) -> str:
-    """The badge that opens the contents on Colab, with a sentence."""
+    """What the two commands need, and the badge that opens the contents on Colab."""
+    python = _pyproject(root)["project"]["requires-python"].removeprefix(">=")
+    needs = f"Both need Python {python} or later, make and git."
     opened = badge(root, "chapters/index.ipynb")
-    return f"{opened} opens the contents on Colab, without installing anything here.\n" if opened else ""
+    return (
+        f"{needs}\n\n{opened} opens the contents on Colab, without installing anything here.\n"
+        if opened
+        else f"{needs}\n"
+    )
 
 
 def citation(root: Path) -> str:
