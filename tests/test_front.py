@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 
 from minibatcher.cli import _parser
-from minibatcher.labkit import blocks, front, measured
+from minibatcher.labkit import blocks, build, front, measured
 from minibatcher.labkit.notebooks import BuildError
 from minibatcher.labkit.tomlfile import read_toml
 from minibatcher.viz import cover
@@ -130,6 +130,16 @@ def test_a_part_that_nobody_computes_is_refused(copy):
     )
     with pytest.raises(BuildError, match="no computed part is named 'nothing'"):
         blocks.stale(copy)
+
+
+def test_pages_alone_can_be_renewed(copy, capsys):
+    good = (copy / "README.md").read_text(encoding="utf-8")
+    edit(copy / "README.md", "| minutes |", "| hours |")
+    assert build.main(["--pages", "--root", str(copy)]) == 0
+    assert (copy / "README.md").read_text(encoding="utf-8") == good and not list(copy.rglob("*.ipynb"))
+    with pytest.raises(SystemExit, match="2"):
+        build.main(["--pages", "--check"])
+    assert "--pages takes neither names nor --check" in capsys.readouterr().err
 
 
 def test_an_edited_or_lost_picture_is_found(copy):
