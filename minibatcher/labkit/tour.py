@@ -39,7 +39,9 @@ def changed(name: str, old: str, new: str) -> tuple[str, str]:
     """The text of a file before and after a change. Raises InvalidParameter unless `old` stands in it once."""
     text = _text(name)
     if text.count(old) != 1:
-        raise InvalidParameter(f"{old!r} stands in {name} {text.count(old)} times; choose a text that stands in it once")
+        raise InvalidParameter(
+            f"{old!r} stands in {name} {text.count(old)} times; choose a text that stands in it once"
+        )
     return text, text.replace(old, new)
 
 

@@ -29,7 +29,7 @@ ROOMS = {
     room.name: room
     for room in (
         Room("request.py", "what was asked,\nhow far it has come", (1,), "yellow", 1, 38, 18, 13),
-        Room("engine.py, stepping.py", "the loop: plan, run, hand out tokens; nothing is lost", (13,), "blue", 37, 38, 58, 13),
+        Room("engine.py, stepping.py", "plan, run, hand out tokens, and lose nothing", (13,), "blue", 37, 38, 58, 13),
         Room("scheduling/", "who enters, who runs,\nhow many tokens each", (2, 5, 6, 7, 8), "orange", 37, 17, 22, 13),
         Room("runners/", "a plan becomes\none forward pass", (11,), "bluish green", 73, 17, 22, 13),
         Room("kv/", "who owns which block", (3, 4), "vermillion", 37, 1, 22),
@@ -68,7 +68,9 @@ def plot_rooms() -> Figure:
     headline(figure, "The rooms of minibatcher, and the way of one request")
     steps = ", ".join(" ".join(words.split()) for *_, words, _, _ in _ARROWS if words)
     boxes = "; ".join(f"{room.name} ({_stops(room)}): {' '.join(room.about.split())}" for room in ROOMS.values())
-    return finish(figure, f"A map of the package in {len(ROOMS)} boxes. {boxes}. Arrows along a request's way: {steps}.")
+    return finish(
+        figure, f"A map of the package in {len(ROOMS)} boxes. {boxes}. Arrows along a request's way: {steps}."
+    )
 
 
 def _draw_room(ax, room: Room) -> None:
