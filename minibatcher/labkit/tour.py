@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,14 +11,16 @@ from ..errors import InvalidParameter
 from .figures import show_diff
 
 PACKAGE = Path(__file__).resolve().parents[1]
+LINE = 100  # characters
 
 
 def stop(*names: str) -> None:
     """Print each file of a stop (a path in the package) with its length in lines and what it imports from here."""
     wide = max(map(len, names))
     for name in names:
-        needed = ", ".join(imported(name)) or "nothing"
-        print(f"{name:{wide}}  {len(_text(name).splitlines()):4} lines, imports {needed}")
+        needed = ", ".join(file.removesuffix("__init__.py") or "minibatcher" for file in imported(name)) or "nothing"
+        head = f"{name:{wide}}  {len(_text(name).splitlines()):4} lines, imports "
+        print(textwrap.fill(head + needed, LINE, subsequent_indent=" " * len(head), break_on_hyphens=False))
 
 
 def imported(name: str) -> list[str]:
