@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -189,15 +188,14 @@ json.dump(found, sys.stdout)
 """
 
 
-@cache
-def outcomes(changes: tuple[tuple[str, str, str, str], ...], folder: Path) -> list[tuple[int, str]]:
+def outcomes(changes: list[tuple[str, str, str, str]], folder: Path) -> list[tuple[int, str]]:
     """pytest's exit code and words: for all tests on an untouched copy, then for each change, of its own test."""
     shutil.copytree(PACKAGE, folder / "minibatcher", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     texts = [(name, *changed(name, old, new), test) for name, old, new, test in changes]
     done = subprocess.run(
         [sys.executable, "-B", "-c", DRIVER, str(folder), str(ROOT / "tests")],
-        input=json.dumps(texts), capture_output=True, text=True, encoding="utf-8", cwd=folder, timeout=300,
+        input=json.dumps(texts), capture_output=True, text=True, encoding="utf-8", cwd=folder, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -206,7 +204,7 @@ def outcomes(changes: tuple[tuple[str, str, str, str], ...], folder: Path) -> li
 def test_each_change_fails_the_test_that_it_names(tmp_path):
     pytest.importorskip("torch")
     harmless = ("kv/slots.py", "as servers had it", "as servers had  it", CHANGES[2][3])
-    (untouched, words), *broken, unnoticed = outcomes((*CHANGES, harmless), tmp_path)
+    (untouched, words), *broken, unnoticed = outcomes([*CHANGES, harmless], tmp_path)
     assert untouched == 0, words
     wrong = [(*args[::3], said) for args, (code, said) in zip(CHANGES, broken) if code != 1 or " failed" not in said]
     assert wrong == []
