@@ -167,4 +167,5 @@ FIGURES: list[tuple[str, str, Callable[[], Figure]]] = [
     ("_still", "roofline, full", lambda: roofline_view(context_tokens=131_072, num_decodes=1_024).still),
     ("plot_padding", "two", plot_padding),
     ("plot_padding", "many", lambda: plot_padding(list(range(10, 3000, 40)), batch_size=8, order="sorted")),
+    ("plot_rooms", "only", viz.plot_rooms),
 ]  # fmt: skip

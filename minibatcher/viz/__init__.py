@@ -11,6 +11,7 @@ from .padding import padding_view, plot_padding
 from .plots import describe, plot_comparison, plot_slots, slots_text
 from .roofline import plot_roofline
 from .roofline_view import roofline_view
+from .rooms import plot_rooms
 from .slots import animate
 from .throughput import plot_batch_throughput, plot_strategy_spread
 
@@ -30,6 +31,7 @@ __all__ = [
     "plot_memory_map",
     "plot_padding",
     "plot_roofline",
+    "plot_rooms",
     "plot_slots",
     "plot_strategy_spread",
     "roofline_view",
