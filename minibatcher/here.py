@@ -26,6 +26,8 @@ NEVER_INSTALLED = {
     "torch": "the right build depends on your machine: see pytorch.org, or pip install torch",
     "ipywidgets": "the notebook's front end must know its version: pip install ipywidgets",
 }
+# Large, and most of the book does without: a reader who opens the first chapter should not wait for it.
+LATER = {"triton": "only the kernels of chapter 7.3 and of its lab need it: %pip install triton"}
 FOR_NOTEBOOKS = ("anywidget", "ipywidgets", "pygments")  # of the extra `lab`, what the chapters' cells import
 RESTART = "restart the kernel (on Colab: Runtime → Restart session), then run the notebook from the top"
 
@@ -49,10 +51,10 @@ class Here:
 def prepare(say: Callable[[str], None] = print) -> Here:
     """Install what the chapters need and is not there, check it, and say in a line what they run on.
 
-    Nothing that is installed changes its version. PyTorch and ipywidgets are never installed.
-    Raises MissingDependency with a sentence that says what to do.
+    Nothing that is installed changes its version. PyTorch and ipywidgets are never installed; Triton, where it is
+    missing, is named and left to the reader. Raises MissingDependency with a sentence that says what to do.
     """
-    missing = missing_requirements()
+    missing = missing_now()
     for requirement in missing:
         if (name := project_name(requirement)) in NEVER_INSTALLED:
             raise MissingDependency(f"{name} is missing, and is not installed from here: {NEVER_INSTALLED[name]}")
@@ -60,14 +62,22 @@ def prepare(say: Callable[[str], None] = print) -> Here:
         say(f"Installing {', '.join(map(project_name, missing))} …")
         install(missing)
         importlib.invalidate_caches()  # or Python may not see what came after it was started
-        left = missing_requirements()
+        left = missing_now()
         if left:
             raise MissingDependency(f"pip reported success, but {', '.join(left)} can't be found: {RESTART}")
     if old := too_old():
         raise MissingDependency(f"{'; '.join(old)}: pip install --upgrade it, then {RESTART}.")
     if stale := stale_modules():
         raise MissingDependency(f"{'; '.join(stale)}. So {RESTART}.")
+    for requirement in missing_requirements():
+        name = project_name(requirement)
+        say(f"Without {name}: {LATER[name]}")
     return look_around(say)
+
+
+def missing_now() -> list[str]:
+    """What is not installed and can't wait."""
+    return [line for line in missing_requirements() if project_name(line) not in LATER]
 
 
 def look_around(say: Callable[[str], None] = print) -> Here:
