@@ -1,7 +1,7 @@
 """An environment with the versions that Colab has: `python tests/colab_environment.py .venv-colab` makes it.
 
-Only what differs is installed there. PyTorch and all else is borrowed from the environment that runs this, by links, save
-minibatcher: in this environment the book is not installed, as on a fresh Colab.
+Only what differs is installed there. PyTorch and all else is borrowed, by links, from the environment that runs this;
+all but minibatcher, which is not installed on a fresh Colab either.
 """
 
 from __future__ import annotations

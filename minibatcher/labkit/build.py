@@ -49,9 +49,9 @@ def build(
 ) -> list[str]:
     """Write the notebooks under `root`, or with `check` compare them with their sources.
 
-    only: file names (without ending) to build; all if empty. force: overwrite also what was edited by hand. keep_outputs:
-    run nothing, for changes of the prose alone. say: called with one sentence of progress a notebook. With `check`, a notebook that differs because of changes that are not
-    committed is mentioned, and is no problem.
+    only: file names (without ending) to build; all if empty. force: overwrite also what was edited by hand.
+    keep_outputs: run nothing, for changes of the prose alone. say: called with one sentence of progress a notebook.
+    With `check`, a notebook that differs because of changes that are not committed is mentioned, and is no problem.
     Returns what is wrong, one sentence each; empty means all is well. Raises MinibatcherError for a source that
     can't become a notebook.
     """

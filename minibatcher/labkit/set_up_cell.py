@@ -36,16 +36,19 @@ def install_minibatcher():
             f"minibatcher could not be installed from {SOURCE}. See that there is a network, and that the address in "
             "SOURCE, in this cell, is right; then run the cell again. pip said:\n" + "\n".join(said)
         )
-
-
-if not is_installed():
-    install_minibatcher()
     if not is_installed():
         raise NotReady(
-            "minibatcher is installed, and this kernel does not see it. If a file or folder named minibatcher stands in "
-            f"{os.getcwd()}, rename it. Then restart the kernel and run this cell again."
+            "minibatcher is installed, but this kernel does not see it. If a file or folder named minibatcher stands "
+            f"in {os.getcwd()}, rename it. Then restart the kernel and run this cell again."
         )
 
-from minibatcher.here import prepare
 
-here = prepare()
+def set_up():
+    if not is_installed():
+        install_minibatcher()
+    from minibatcher.here import prepare
+
+    return prepare()
+
+
+here = set_up()
