@@ -35,6 +35,12 @@ def packages(environment: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)}))
 
 
+def all_packages(environment: Path) -> list[Path]:
+    """What can be imported there: its own packages, then those that it borrows and does not have itself."""
+    own = {path.name: path for path in packages(environment).iterdir() if path.suffix != ".pth"}
+    return list(({path.name: path for path in (environment / BORROWED).iterdir()} | own).values())
+
+
 def obstacle(environment: Path) -> str | None:
     """Why no test can run in it; None if they can."""
     if sys.version_info >= TOO_NEW:

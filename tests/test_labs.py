@@ -449,6 +449,8 @@ def readers_notebooks():
 def book(tmp_path):
     """A copy of the book that a test may damage, outside any repository, and without what a reader did to it."""
     root = tmp_path / "book"
+    root.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", root)  # the set-up cells name where the book is published
     for folder in ("chapters", "labs", "solutions"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns(".*"))
     for name in readers_notebooks():
