@@ -113,12 +113,15 @@ def too_old(requirements: Iterable[str] | None = None) -> list[str]:
 
 def install(requirements: Iterable[str]) -> None:
     """pip install, with every installed package held at its version. Raises MissingDependency with pip's last words."""
-    held = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions() if d.metadata["Name"]}
+    held: dict[str, str] = {}
+    for found in metadata.distributions():
+        if name := found.metadata["Name"]:
+            held.setdefault(project_name(name), found.version)  # of two on the path, Python takes the first
     with tempfile.TemporaryDirectory() as folder:
         constraints = os.path.join(folder, "constraints.txt")
         with open(constraints, "w", encoding="utf-8") as file:
             # A local version such as 2.13.0+cpu is on no index; an installed package satisfies its public part too.
-            file.write("\n".join(sorted(line.partition("+")[0] for line in held)))
+            file.write("\n".join(f"{name}=={version.partition('+')[0]}" for name, version in sorted(held.items())))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "-c", constraints, *requirements]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
@@ -138,7 +141,7 @@ def stale_modules(modules: dict[str, Any] | None = None) -> list[str]:
 
 def project_name(requirement: str) -> str:
     """ "triton>=3.4; sys_platform == 'linux'" → "triton"."""
-    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower()
+    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-")
 
 
 def _needed_here(requirements: Iterable[str] | None) -> list[str]:

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,12 +61,12 @@ def pins(*, compared: bool = False) -> dict[str, str]:
 def make(environment: Path) -> None:
     """Install the pinned versions, and link what else the running environment has."""
     shutil.rmtree(environment, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    command = [str(python(environment)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "-r", str(PINS)], check=True)
-    borrow(environment / BORROWED, besides={"minibatcher", *NOT_ON_COLAB, *pins()})
+    venv.create(environment, symlinks=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*command, "--target", str(packages(environment)), "-r", str(PINS)], check=True)
     # Read after the environment's own packages, so what is installed there comes first.
     (packages(environment) / "borrowed.pth").write_text(f"{environment / BORROWED}\n", encoding="utf-8")
+    borrow(environment / BORROWED, besides={"minibatcher", *NOT_ON_COLAB, *pins()})
 
 
 def borrow(target: Path, besides: set[str]) -> None:
