@@ -737,6 +737,30 @@ def test_a_chapter_is_kept_if_its_code_was_changed_and_renewed_if_it_only_ran(bo
     assert index.read_bytes() == changed and "chapters/index.ipynb was edited" in "\n".join(said)
 
 
+def test_prose_and_the_set_up_are_renewed_without_running_anything(book, monkeypatch):
+    monkeypatch.setattr(build, "execute", lambda *arguments: pytest.fail("ran something"))
+    edit(book / f"solutions/{LAB}.md", "A worked case", "A worked example")
+    edit(book / "pyproject.toml", "minibatcher/minibatcher", "somebody/else")
+    assert len(build.build(book, check=True)) > 10
+    assert build.build(book, keep_outputs=True) == [] == build.build(book, check=True)
+    solution, lab = ((book / folder / f"{LAB}.ipynb").read_text(encoding="utf-8") for folder in ("solutions", "labs"))
+    assert "A worked example" in solution and "somebody/else" in solution and "somebody/else" in lab
+
+
+def test_outputs_of_other_code_are_not_kept(book):
+    index = book / "chapters/index.ipynb"
+    edit(book / "chapters/index.md", "max_tokens=60", "max_tokens=61")
+    before = index.read_bytes()
+    (problem,) = build.build(book, keep_outputs=True, only=["index"])
+    assert "chapters/index.md: its code has changed, so it must be run" in problem and index.read_bytes() == before
+    edit(book / "chapters/index.md", "max_tokens=61", "max_tokens=60")
+    edit_notebook(index, autosave)
+    (problem,) = build.build(book, keep_outputs=True, only=["index"])
+    assert "no outputs that the build saved" in problem
+    index.unlink()
+    assert "no outputs that the build saved" in build.build(book, keep_outputs=True, only=["index"])[0]
+
+
 @pytest.mark.parametrize(("name", "work"), [(f"labs/{LAB}.ipynb", solve), ("chapters/index.ipynb", autosave)])
 def test_the_check_lets_a_reader_work_but_not_commit_it(name, work, clone, capsys):
     edit_notebook(clone / name, work)
