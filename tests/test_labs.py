@@ -628,7 +628,8 @@ def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book
 
 def test_one_lab_is_built_while_another_is_half_written(book):
     edit(book / f"solutions/{LAB}.md", "how many of them are useful", "how many are useful")
-    (book / "solutions/lab-7.9.md").write_text("---\njupytext:\n---\n\n{{exercise 7.9-new}}\n", encoding="utf-8")
+    header = (book / f"solutions/{LAB}.md").read_text(encoding="utf-8").partition("# ")[0]
+    (book / "solutions/lab-7.9.md").write_text(f"{header}\n{{{{exercise 7.9-new}}}}\n", encoding="utf-8")
     other = replace(EXERCISES["7.1-padding"], id="7.2-new", lab="lab-7.2", rows=("9.9",))
     assert build.build(book, only=[LAB], exercises=EXERCISES | {other.id: other}) == []
     with pytest.raises(BuildError, match=r"'7\.9-new', which is not in exercises\.toml"):
