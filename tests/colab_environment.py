@@ -33,7 +33,7 @@ def python(environment: Path) -> Path:
 
 def packages(environment: Path) -> Path:
     """Its folder of installed packages."""
-    return Path(sysconfig.get_path("purelib", "venv", {"base": str(environment), "platbase": str(environment)}))
+    return Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(environment)}))
 
 
 def all_packages(environment: Path) -> list[Path]:
