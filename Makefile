@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 FOR_LAB := $(VENV)/.installed-lab
 FOR_ALL := $(VENV)/.installed-all
 COLAB := .venv-colab
+FOR_COLAB := $(COLAB)/.made
 # Kernels and shell commands inside a notebook find this environment's programs first.
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two OpenMP threads that spin beside a busy process make a step many times slower; waiting passively does not.
@@ -31,7 +32,7 @@ help: ## Print this list
 lab: $(FOR_LAB) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
 	$(RUN_ENV) jupyter-lab $(AS_ROOT) --LabApp.news_url=None --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
 
-test: $(FOR_ALL) ## Run everything that must hold: lint, types, generated files, all tests (PYTEST_FLAGS="-k kv", WORKERS=4)
+test: $(FOR_ALL) $(FOR_COLAB) ## Run everything that must hold: lint, types, generated files, all tests (PYTEST_FLAGS="-k kv", WORKERS=4)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(RUN_ENV) minibatcher labs build --check
@@ -44,12 +45,8 @@ check: $(FOR_ALL) ## Run what takes two minutes, before a commit: lint, types, g
 
 book: $(FOR_ALL) ## Build the website of the book in build/book
 
-colab: $(FOR_ALL) ## Run the widgets and a chapter on the IPython and ipywidgets that Colab has (in .venv-colab)
-	$(PYTHON) -m venv .venv-colab
-	.venv-colab/bin/python -m pip install --disable-pip-version-check ipython==7.34.0 ipywidgets==7.7.1 anywidget \
-		hypothesis pytest setuptools jinja2 matplotlib numpy tqdm
-	.venv-colab/bin/python -m pip install --disable-pip-version-check --no-deps -e .
-	.venv-colab/bin/python -m pytest tests/test_widgets.py tests/test_live.py $(PYTEST_FLAGS)
+colab: $(FOR_ALL) $(FOR_COLAB) ## Run the set-up cell, a chapter and the widgets on the versions that Colab has (in .venv-colab)
+	$(RUN_ENV) python -m pytest tests/test_colab.py $(PYTEST_FLAGS)
 
 format: $(FOR_ALL) ## Format the code and mend what the linter can mend
 	$(BIN)/ruff check --fix .
@@ -77,4 +74,9 @@ $(FOR_LAB): pyproject.toml constraints.txt
 
 $(FOR_ALL): $(FOR_LAB)
 	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu,test,book,dev]"
+	@touch $@
+
+# It borrows PyTorch and more from the main environment, so it is made anew with it.
+$(FOR_COLAB): $(FOR_ALL) tests/colab-requirements.txt tests/colab_environment.py
+	$(BIN)/python tests/colab_environment.py $(COLAB)
 	@touch $@

@@ -38,6 +38,10 @@ class WorkloadError(MinibatcherError):
 class MissingDependency(MinibatcherError, ImportError):
     """An optional package is not installed; the sentence says which and how to get it."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence alone, since the way to it helps nobody."""
+        return [f"Missing: {self}"]
+
 
 class PlanError(MinibatcherError):
     """A scheduler broke its contract: the sentence says what it planned, and what it may plan."""

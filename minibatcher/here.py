@@ -26,6 +26,8 @@ NEVER_INSTALLED = {
     "torch": "the right build depends on your machine: see pytorch.org, or pip install torch",
     "ipywidgets": "the notebook's front end must know its version: pip install ipywidgets",
 }
+# Large, and most of the book does without: a reader who opens the first chapter should not wait for it.
+LATER = {"triton": "only the kernels of chapter 7.3 and of its lab need it: %pip install triton"}
 FOR_NOTEBOOKS = ("anywidget", "ipywidgets", "pygments")  # of the extra `lab`, what the chapters' cells import
 RESTART = "restart the kernel (on Colab: Runtime → Restart session), then run the notebook from the top"
 
@@ -49,10 +51,10 @@ class Here:
 def prepare(say: Callable[[str], None] = print) -> Here:
     """Install what the chapters need and is not there, check it, and say in a line what they run on.
 
-    Nothing that is installed changes its version. PyTorch and ipywidgets are never installed.
-    Raises MissingDependency with a sentence that says what to do.
+    Nothing that is installed changes its version. PyTorch and ipywidgets are never installed; Triton, where it is
+    missing, is named and left to the reader. Raises MissingDependency with a sentence that says what to do.
     """
-    missing = missing_requirements()
+    missing = missing_now()
     for requirement in missing:
         if (name := project_name(requirement)) in NEVER_INSTALLED:
             raise MissingDependency(f"{name} is missing, and is not installed from here: {NEVER_INSTALLED[name]}")
@@ -60,14 +62,22 @@ def prepare(say: Callable[[str], None] = print) -> Here:
         say(f"Installing {', '.join(map(project_name, missing))} …")
         install(missing)
         importlib.invalidate_caches()  # or Python may not see what came after it was started
-        left = missing_requirements()
+        left = missing_now()
         if left:
             raise MissingDependency(f"pip reported success, but {', '.join(left)} can't be found: {RESTART}")
     if old := too_old():
         raise MissingDependency(f"{'; '.join(old)}: pip install --upgrade it, then {RESTART}.")
     if stale := stale_modules():
         raise MissingDependency(f"{'; '.join(stale)}. So {RESTART}.")
+    for requirement in missing_requirements():
+        name = project_name(requirement)
+        say(f"Without {name}: {LATER[name]}")
     return look_around(say)
+
+
+def missing_now() -> list[str]:
+    """What is not installed and can't wait."""
+    return [line for line in missing_requirements() if project_name(line) not in LATER]
 
 
 def look_around(say: Callable[[str], None] = print) -> Here:
@@ -103,12 +113,15 @@ def too_old(requirements: Iterable[str] | None = None) -> list[str]:
 
 def install(requirements: Iterable[str]) -> None:
     """pip install, with every installed package held at its version. Raises MissingDependency with pip's last words."""
-    held = {f"{d.metadata['Name']}=={d.version}" for d in metadata.distributions() if d.metadata["Name"]}
+    held: dict[str, str] = {}
+    for found in metadata.distributions():
+        if name := found.metadata["Name"]:
+            held.setdefault(project_name(name), found.version)  # of two on the path, Python takes the first
     with tempfile.TemporaryDirectory() as folder:
         constraints = os.path.join(folder, "constraints.txt")
         with open(constraints, "w", encoding="utf-8") as file:
             # A local version such as 2.13.0+cpu is on no index; an installed package satisfies its public part too.
-            file.write("\n".join(sorted(line.partition("+")[0] for line in held)))
+            file.write("\n".join(f"{name}=={version.partition('+')[0]}" for name, version in sorted(held.items())))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "-c", constraints, *requirements]
         done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
     if done.returncode:
@@ -128,7 +141,7 @@ def stale_modules(modules: dict[str, Any] | None = None) -> list[str]:
 
 def project_name(requirement: str) -> str:
     """ "triton>=3.4; sys_platform == 'linux'" → "triton"."""
-    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower()
+    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-")
 
 
 def _needed_here(requirements: Iterable[str] | None) -> list[str]:

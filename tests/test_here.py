@@ -58,6 +58,36 @@ def test_it_is_installed_with_everything_else_held(installed, monkeypatch):
     assert len(installed.asked) == 1  # nothing more to do
 
 
+def test_of_two_versions_on_the_path_the_one_that_python_takes_is_held(installed, monkeypatch):
+    found = [types.SimpleNamespace(metadata={"Name": "Old_Twin"}, version=version) for version in ("2.0", "1.0")]
+    monkeypatch.setattr(here.metadata, "distributions", lambda: found)
+    here.install(["not-there"])
+    assert installed.asked == [(["not-there"], ["old-twin==2.0"])]
+
+
+def test_a_large_package_that_most_of_the_book_does_without_is_only_named(installed, monkeypatch):
+    monkeypatch.setattr(here, "stale_modules", list)
+    monkeypatch.setattr(here.metadata, "requires", lambda _: ["numpy>=1.26", "triton>=3.4; sys_platform == 'linux'"])
+    said = []
+    prepare(said.append)
+    assert installed.asked == [] and said[0].startswith("Without triton: only the kernels of chapter 7.3")
+    installed.there["triton"] = "3.6.0"
+    prepare(said.append)
+    assert len(said) == 3 and said[2].startswith("minibatcher ")
+
+
+def test_a_notebook_shows_what_is_missing_without_the_way_to_it():
+    shell = pytest.importorskip("IPython.core.interactiveshell").InteractiveShell
+    lines = []
+    fake = types.SimpleNamespace(
+        _get_exc_info=lambda exc_tuple: (MissingDependency, MissingDependency("no x: pip install x"), None),
+        _showtraceback=lambda kind, value, shown: lines.extend(shown),
+        call_pdb=False,
+    )
+    shell.showtraceback(fake)
+    assert lines == ["Missing: no x: pip install x"]
+
+
 @pytest.mark.parametrize("name", ["torch", "ipywidgets"])
 def test_torch_and_ipywidgets_are_never_installed(installed, monkeypatch, name):
     del installed.there[name]

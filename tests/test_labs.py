@@ -449,6 +449,8 @@ def readers_notebooks():
 def book(tmp_path):
     """A copy of the book that a test may damage, outside any repository, and without what a reader did to it."""
     root = tmp_path / "book"
+    root.mkdir()
+    shutil.copy(ROOT / "pyproject.toml", root)  # the set-up cells name where the book is published
     for folder in ("chapters", "labs", "solutions"):
         shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns(".*"))
     for name in readers_notebooks():
@@ -626,7 +628,8 @@ def test_an_exercise_in_the_manifest_needs_a_master_and_the_other_way_round(book
 
 def test_one_lab_is_built_while_another_is_half_written(book):
     edit(book / f"solutions/{LAB}.md", "how many of them are useful", "how many are useful")
-    (book / "solutions/lab-7.9.md").write_text("{{exercise 7.9-new}}\n", encoding="utf-8")
+    header = (book / f"solutions/{LAB}.md").read_text(encoding="utf-8").partition("# ")[0]
+    (book / "solutions/lab-7.9.md").write_text(f"{header}\n{{{{exercise 7.9-new}}}}\n", encoding="utf-8")
     other = replace(EXERCISES["7.1-padding"], id="7.2-new", lab="lab-7.2", rows=("9.9",))
     assert build.build(book, only=[LAB], exercises=EXERCISES | {other.id: other}) == []
     with pytest.raises(BuildError, match=r"'7\.9-new', which is not in exercises\.toml"):
@@ -733,6 +736,30 @@ def test_a_chapter_is_kept_if_its_code_was_changed_and_renewed_if_it_only_ran(bo
     changed, said = index.read_bytes(), []
     assert build.build(book, only=["index"], say=said.append) == []
     assert index.read_bytes() == changed and "chapters/index.ipynb was edited" in "\n".join(said)
+
+
+def test_prose_and_the_set_up_are_renewed_without_running_anything(book, monkeypatch):
+    monkeypatch.setattr(build, "execute", lambda *arguments: pytest.fail("ran something"))
+    edit(book / f"solutions/{LAB}.md", "A worked case", "A worked example")
+    edit(book / "pyproject.toml", "minibatcher/minibatcher", "somebody/else")
+    assert len(build.build(book, check=True)) > 10
+    assert build.build(book, keep_outputs=True) == [] == build.build(book, check=True)
+    solution, lab = ((book / folder / f"{LAB}.ipynb").read_text(encoding="utf-8") for folder in ("solutions", "labs"))
+    assert "A worked example" in solution and "somebody/else" in solution and "somebody/else" in lab
+
+
+def test_outputs_of_other_code_are_not_kept(book):
+    index = book / "chapters/index.ipynb"
+    edit(book / "chapters/index.md", "max_tokens=60", "max_tokens=61")
+    before = index.read_bytes()
+    (problem,) = build.build(book, keep_outputs=True, only=["index"])
+    assert "chapters/index.md: its code has changed, so it must be run" in problem and index.read_bytes() == before
+    edit(book / "chapters/index.md", "max_tokens=61", "max_tokens=60")
+    edit_notebook(index, autosave)
+    (problem,) = build.build(book, keep_outputs=True, only=["index"])
+    assert "no outputs that the build saved" in problem
+    index.unlink()
+    assert "no outputs that the build saved" in build.build(book, keep_outputs=True, only=["index"])[0]
 
 
 @pytest.mark.parametrize(("name", "work"), [(f"labs/{LAB}.ipynb", solve), ("chapters/index.ipynb", autosave)])

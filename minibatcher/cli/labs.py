@@ -18,12 +18,14 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     build.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a notebook is out of date")
     build.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
     build.add_argument("--pages", action="store_true", help="renew only the computed parts of pages and their pictures")
+    build.add_argument("--keep-outputs", action="store_true", help="run nothing: only prose or the set-up has changed")
     build.set_defaults(run=run_build)
 
 
 def run_build(args: argparse.Namespace) -> int:
     from ..labkit.build import main
 
-    given = {"--check": args.check, "--force": args.force, "--pages": args.pages}
-    flags = [flag for flag in given if given[flag]]
+    flags = [
+        f"--{name.replace('_', '-')}" for name in ("check", "force", "pages", "keep_outputs") if getattr(args, name)
+    ]
     return main([*args.names, *flags])

@@ -25,7 +25,7 @@ from ..errors import MinibatcherError
 from . import audit, blocks
 from .checks import SEED_VARIABLE
 from .manifest import Exercise, load_manifest
-from .notebooks import UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
+from .notebooks import SET_UP, UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
 
 CELL_TIMEOUT_S = 120
 _MEND = "minibatcher labs build"
@@ -42,15 +42,16 @@ def build(
     *,
     check: bool = False,
     force: bool = False,
+    keep_outputs: bool = False,
     only: Iterable[str] = (),
     exercises: dict[str, Exercise] | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> list[str]:
     """Write the notebooks under `root`, or with `check` compare them with their sources.
 
-    only: file names (without ending) to build; all if empty. force: overwrite also what was edited by hand. say: called
-    with one sentence of progress a notebook. With `check`, a notebook that differs because of changes that are not
-    committed is mentioned, and is no problem.
+    only: file names (without ending) to build; all if empty. force: overwrite also what was edited by hand.
+    keep_outputs: run nothing, for changes of the prose alone. say: called with one sentence of progress a notebook.
+    With `check`, a notebook that differs because of changes that are not committed is mentioned, and is no problem.
     Returns what is wrong, one sentence each; empty means all is well. Raises MinibatcherError for a source that
     can't become a notebook.
     """
@@ -73,7 +74,7 @@ def build(
         return [*_stale(root, chapters | masters, masters, say), *_strays(root), *blocks.stale(root)]
 
     for path, nb in (chapters | masters).items():
-        say(f"running {path.relative_to(root)}")
+        say(f"{'writing' if keep_outputs else 'running'} {path.relative_to(root)}")
         if path in masters:
             lab = student_copy(nb)
             leaks = audit.leaks(lab, masters.values(), f"labs/{path.stem}.ipynb")
@@ -87,7 +88,7 @@ def build(
         target = path.with_name(f"{path.stem}.ipynb")
         if _kept(target, nb, root, force, say):
             continue
-        wrong = execute(nb, path.parent)
+        wrong = take_outputs(nb, _read(target)) if keep_outputs else execute(nb, path.parent)
         problems += [f"{path.relative_to(root)}: {sentence}" for sentence in wrong]
         if not wrong:
             _write(target, dumps(nb))
@@ -140,6 +141,24 @@ def execute(nb: Any, folder: Path) -> list[str]:
     return problems
 
 
+def take_outputs(nb: Any, saved: Any) -> list[str]:
+    """Give `nb` the outputs of the notebook that an earlier build saved, if only prose or the set-up has changed since.
+
+    Returns what is in the way. What a cell prints may depend on the package too: this keeps it as it was.
+    """
+    new = [cell for cell in nb.cells if cell.cell_type == "code"]
+    old = [cell for cell in saved.cells if cell.cell_type == "code"] if saved else []
+    if saved is None or saved.metadata.get("minibatcher", {}).get("outputs") != audit.output_digest(saved):
+        return [f"it has no outputs that the build saved, so it must be run: {_MEND}, without --keep-outputs"]
+    texts = [[SET_UP if SET_UP in c.metadata.get("tags", []) else c.source for c in cells] for cells in (new, old)]
+    if texts[0] != texts[1]:
+        return [f"its code has changed, so it must be run: {_MEND}, without --keep-outputs"]
+    for cell, before in zip(new, old):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb), "sources": audit.source_digest(nb)}
+    return []
+
+
 def kernel_environment(home: str) -> dict[str, str]:
     """The environment in which the book's kernels run: this package, two patient threads, nobody's own settings."""
     package_parent = str(Path(__file__).resolve().parents[2])
@@ -160,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
     parser.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
     parser.add_argument("--pages", action="store_true", help="renew only computed parts of pages and their pictures")
+    parser.add_argument("--keep-outputs", action="store_true", help="run nothing: only prose or the set-up has changed")
     parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
     options = parser.parse_args(argv)
     if options.pages and (options.names or options.check):
@@ -174,7 +194,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unknown:
             raise BuildError(f"no source named {unknown[0]!r} under {root}; known: {', '.join(known)}")
         say = lambda sentence: print(sentence, file=sys.stderr)  # noqa: E731
-        problems = build(root, check=options.check, force=options.force, only=options.names, say=say)
+        problems = build(
+            root,
+            check=options.check,
+            force=options.force,
+            keep_outputs=options.keep_outputs,
+            only=options.names,
+            say=say,
+        )
     except MinibatcherError as error:
         print(f"{_MEND}: {error}", file=sys.stderr)
         return 2

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..errors import MinibatcherError, MissingDependency
 from .manifest import Exercise
+from .tomlfile import read_toml
 
 GIVEN = "given"  # tag of a lab's cell that answers may build on: imports and plain Python, which the grader runs too
 FOLDED = "folded"  # tag of a cell whose code is no part of the story, such as one that draws a chapter's first picture
@@ -71,7 +72,7 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
                 raise BuildError(
                     f"{path.name}: the {SET_UP} cell is filled by the build (set_up_cell.py); leave it empty"
                 )
-            cell.source = Path(__file__).with_name("set_up_cell.py").read_text(encoding="utf-8").strip()
+            cell.source = set_up_cell(path.parents[1])
             _fold(cell, path)
         elif not cell.source.strip():
             raise BuildError(f"{path.name}: code cell {number} is empty; take it out")
@@ -84,6 +85,18 @@ def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
         # JupyterLab shows it when the cell is run.
         cell.metadata["jupyter"] = cell.metadata.get("jupyter", {}) | {"outputs_hidden": True}
     return nb
+
+
+def set_up_cell(root: Path) -> str:
+    """The code of a set-up cell: what is not installed comes from where this book is published."""
+    code = Path(__file__).with_name("set_up_cell.py").read_text(encoding="utf-8").strip()
+    if not (root / "pyproject.toml").exists():  # a folder with a few chapters of its own: the reader says where
+        return code
+    repository = read_toml(root / "pyproject.toml")["project"]["urls"]["Repository"]
+    unset, filled = '("MINIBATCHER_SOURCE", "")', f'("MINIBATCHER_SOURCE", "git+{repository}@main")'
+    if code.count(unset) != 1:
+        raise BuildError(f"set_up_cell.py should hold {unset} once, for the address to be filled in")
+    return code.replace(unset, filled)
 
 
 def _fold(cell: Any, path: Path) -> None:
