@@ -43,6 +43,9 @@ check: $(FOR_ALL) ## Run what takes two minutes, before a commit: lint, types, g
 	$(RUN_ENV) minibatcher labs build --check
 
 book: $(FOR_ALL) ## Build the website of the book in build/book
+	rm -rf build/book
+	$(RUN_ENV) python -m sphinx -W --keep-going -q -c chapters . build/book
+	@echo "The book is built: open build/book/index.html"
 
 colab: $(FOR_ALL) ## Run the widgets and a chapter on the IPython and ipywidgets that Colab has (in .venv-colab)
 	$(PYTHON) -m venv .venv-colab
