@@ -35,6 +35,7 @@ html_js_files = [("book.js", {"defer": "defer"})]
 html_use_index = False
 html_show_sphinx = False
 html_copyright = ""
+html_context = {"default_mode": "auto"}
 html_theme_options = {
     "repository_url": book_repository,
     "repository_branch": "main",
@@ -44,6 +45,10 @@ html_theme_options = {
     "launch_buttons": {"colab_url": "https://colab.research.google.com"},
     "show_navbar_depth": 1,
     "show_toc_level": 2,
+    "navbar_start": [],
+    "navbar_center": [],
+    "navbar_end": [],
+    "navbar_persistent": [],
     "footer_content_items": [],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
