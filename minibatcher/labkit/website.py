@@ -48,7 +48,9 @@ def contents(documents: set[str]) -> dict[str, list[str]]:
     pages = sorted(documents - {CONTENTS})
     first = [page for name in FIRST if (page := f"chapters/{name}") in documents]
     chapters = [page for page in pages if page.startswith("chapters/7.")]
-    labs = sorted((page for page in pages if page.startswith("labs/")), key=lambda page: (not page.startswith("labs/lab-"), page))
+    labs = sorted(
+        (page for page in pages if page.startswith("labs/")), key=lambda page: (not page.startswith("labs/lab-"), page)
+    )
     rest = [page for page in pages if page not in {*first, *chapters, *labs}]
     return {"Start": first, "Chapters": chapters, "Labs": labs, "Reference": rest}
 
@@ -122,11 +124,15 @@ def _prepare(app: Sphinx, page: str, source: list[str]) -> None:
             for title, pages in contents(app.env.found_docs).items()
             if pages
         ]
-        notebook["cells"].append({"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(lists)})
+        notebook["cells"].append(
+            {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n\n".join(lists)}
+        )
     source[0] = json.dumps(notebook)
 
 
-def _point_to_source(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+def _point_to_source(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None
+) -> None:
     """The button to the source leads to text: a chapter's Markdown, a lab's notebook as the host shows it."""
     for group in context.get("header_buttons", []):
         for button in [group, *group.get("buttons", [])]:
