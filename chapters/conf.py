@@ -30,6 +30,7 @@ myst_enable_extensions = ["dollarmath"]
 html_theme = "sphinx_book_theme"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["book.css"]
 html_js_files = [("book.js", {"defer": "defer"})]
 html_use_index = False

@@ -18,4 +18,4 @@ addEventListener("beforeprint", () => {
 addEventListener("afterprint", () => { document.documentElement.dataset.theme = shown; });
 
 // A browser reads no other pages from a file's: search lists them without the lines around what was found.
-if (location.protocol === "file:" && window.DOCUMENTATION_OPTIONS) DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;

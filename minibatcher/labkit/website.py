@@ -48,9 +48,8 @@ def contents(documents: set[str]) -> dict[str, list[str]]:
     pages = sorted(documents - {CONTENTS})
     first = [page for name in FIRST if (page := f"chapters/{name}") in documents]
     chapters = [page for page in pages if page.startswith("chapters/7.")]
-    labs = sorted(
-        (page for page in pages if page.startswith("labs/")), key=lambda page: (not page.startswith("labs/lab-"), page)
-    )
+    labs = [page for page in pages if page.startswith("labs/lab-")]
+    labs += [page for page in pages if page.startswith("labs/") and page not in labs]
     rest = [page for page in pages if page not in {*first, *chapters, *labs}]
     return {"Start": first, "Chapters": chapters, "Labs": labs, "Reference": rest}
 
@@ -130,9 +129,7 @@ def _prepare(app: Sphinx, page: str, source: list[str]) -> None:
     source[0] = json.dumps(notebook)
 
 
-def _point_to_source(
-    app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None
-) -> None:
+def _point_to_source(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: Any) -> None:
     """The button to the source leads to text: a chapter's Markdown, a lab's notebook as the host shows it."""
     for group in context.get("header_buttons", []):
         for button in [group, *group.get("buttons", [])]:
