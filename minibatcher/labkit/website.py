@@ -61,17 +61,17 @@ def heading_anchor(title: str) -> str:
 
 def fold(cell: dict[str, Any]) -> None:
     """Fold on the site what is folded in JupyterLab, with words that say what is behind."""
-    hidden, tags = cell["metadata"].get("jupyter", {}), cell["metadata"].setdefault("tags", [])
-    prompt = ""
-    if hidden.get("source_hidden"):
-        tags.append("hide-input")
-        title = re.match(r"# @title (.+)", "".join(cell["source"]))
-        prompt = f"Code: {title[1].strip()}" if title else "Code"
-    if hidden.get("outputs_hidden") and cell.get("outputs"):
-        tags.append("hide-output")
-        prompt = prompt or "Guess first. Then open: the answer"
-    if prompt:
-        cell["metadata"]["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
+    metadata = cell["metadata"]
+    hidden = metadata.get("jupyter", {})
+    title = re.match(r"# @title (.+)", "".join(cell["source"]))
+    code, answer = hidden.get("source_hidden"), hidden.get("outputs_hidden") and cell.get("outputs")
+    if not code and not answer:
+        return
+    tag = "hide-cell" if code and answer else "hide-output" if answer else "hide-input"
+    what = title[1].strip() if code and title else "the answer" if answer else "set-up"
+    prompt = f"Guess first. Then open: {what}" if answer else f"Code: {what}"
+    metadata["tags"] = [*metadata.get("tags", []), tag]
+    metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
 
 
 class LinksToFiles(SphinxTransform):
@@ -87,8 +87,9 @@ class LinksToFiles(SphinxTransform):
 
     def _address(self, node: nodes.Element) -> str | None:
         root, target = Path(self.env.srcdir), node["reftarget"].split("#")[0]
-        if node.get("refdomain") == "doc":  # MyST takes every notebook for a page
-            path = root / f"{target}.ipynb"
+        if node.get("refdomain") == "doc":  # MyST takes every notebook and every Markdown file for a page
+            notebook = root / f"{target}.ipynb"
+            path = notebook if notebook.exists() else notebook.with_suffix(".md")
             found = target not in self.env.found_docs and path.exists()
         else:
             path = (root / self.env.docname).parent / target
