@@ -201,7 +201,7 @@ def test_what_is_folded_in_jupyterlab_is_folded_here(pages, site):
         hidden = [cell["metadata"].get("jupyter", {}) for cell in notebook["cells"] if cell.get("outputs")]
         text = pages[site / "chapters" / f"{name}.html"].text
         answers = sum(bool(h.get("outputs_hidden")) for h in hidden)
-        assert text.count('<span class="expanded">Guess first. Then open: ') == answers > 0
+        assert text.count('<p class="collapsed admonition-title">Guess first. Then open: ') == answers > 0
         assert "<details open" not in text
 
 
