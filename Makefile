@@ -44,6 +44,9 @@ check: $(FOR_ALL) ## Run what takes two minutes, before a commit: lint, types, g
 	$(RUN_ENV) minibatcher labs build --check
 
 book: $(FOR_ALL) ## Build the website of the book in build/book
+	rm -rf build/book
+	$(RUN_ENV) python -m sphinx -W --keep-going -q -c chapters . build/book
+	@echo "The book is built: open build/book/index.html"
 
 colab: $(FOR_ALL) $(FOR_COLAB) ## Run the set-up cell, a chapter and the widgets on the versions that Colab has (in .venv-colab)
 	$(RUN_ENV) python -m pytest tests/test_colab.py $(PYTEST_FLAGS)

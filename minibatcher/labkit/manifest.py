@@ -71,7 +71,7 @@ class Exercise:
         stars = "●" * self.difficulty + "○" * (5 - self.difficulty)
         gpu = " · needs a GPU" if self.needs_gpu else ""
         return (
-            f"### Exercise {self.id}: {self.title}\n\n{points} · about {self.minutes} minutes · difficulty {stars}{gpu}"
+            f"## Exercise {self.id}: {self.title}\n\n{points} · about {self.minutes} minutes · difficulty {stars}{gpu}"
         )
 
 
