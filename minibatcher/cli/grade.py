@@ -126,6 +126,6 @@ def _bar(total: int):
 def _said(protections: dict[str, bool]) -> str:
     if not protections:
         return "No answer was run in this turn."
-    on = ["limits", *(name for name, works in protections.items() if works)]
+    on = [name for name, works in protections.items() if works]
     off = [name for name, works in protections.items() if not works]
     return f"Protections on: {', '.join(on)}" + (f"; not possible here: {', '.join(off)}." if off else ".")
