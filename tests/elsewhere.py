@@ -6,6 +6,7 @@ command `["python", CODE]` runs statements. What is played is what Python lacks 
 
 import builtins
 import contextlib
+import ctypes
 import importlib
 import importlib.machinery
 import io
@@ -20,6 +21,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 
 # Loaded before anything is taken away: how other people's code gets on without is not our subject.
 LOADED_BEFORE = (
@@ -29,10 +31,10 @@ LOADED_BEFORE = (
 )
 # What CPython's documentation marks as "Availability: Unix" (or Linux), as far as anybody might think of using it.
 NOT_ON_WINDOWS = {
-    os: "WCOREDUMP WEXITSTATUS WIFEXITED WIFSIGNALED WNOHANG WTERMSIG chown chroot confstr ctermid fchmod fchown fork forkpty "
+    os: "chown chroot confstr ctermid fchmod fchown fork forkpty "
     "getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getsid getuid initgroups killpg lchown mkfifo "
     "mknod nice openpty pidfd_open posix_fadvise posix_fallocate posix_spawn pread pwrite sched_getaffinity sched_setaffinity "
-    "sched_yield sendfile setegid seteuid setgid setgroups setpgid setpriority setsid setuid statvfs sync sysconf tcgetpgrp "
+    "sched_yield setegid seteuid setgid setgroups setpgid setpriority setsid setuid statvfs sync sysconf tcgetpgrp "
     "uname wait wait3 wait4 waitid",
     signal: "ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP "
     "SIGUSR1 SIGUSR2 SIGWINCH alarm getitimer pause pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait",
@@ -40,7 +42,7 @@ NOT_ON_WINDOWS = {
     time: "clock_gettime pthread_getcpuclockid tzset",
 }
 MODULES_NOT_ON_WINDOWS = set("crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split())
-NOT_ON_MACOS = {os: "pidfd_open sched_getaffinity sched_setaffinity", socket: "SO_BINDTODEVICE", time: ""}
+NOT_ON_MACOS = {os: "pidfd_open sched_getaffinity sched_setaffinity", socket: "SO_BINDTODEVICE"}
 
 
 class Without:
@@ -105,20 +107,35 @@ def load_what_is_not_ours():
             importlib.import_module(name)
 
 
-def windows():
+class WindowsMemory:
+    """GlobalMemoryStatusEx of a machine with 16 GiB, half of them free."""
+
+    @staticmethod
+    def GlobalMemoryStatusEx(reference):
+        status = reference._obj
+        assert status.length == ctypes.sizeof(status) == 64
+        status.total, status.free = 16 << 30, 8 << 30
+        return 1
+
+
+def windows(*, load=True):
+    """load: libraries too, before anything is taken away; a process that uses none need not wait for them."""
     without("triton")
-    load_what_is_not_ours()
+    if load:
+        load_what_is_not_ours()
     take_away(NOT_ON_WINDOWS)
     refuse_modules(MODULES_NOT_ON_WINDOWS)
     no_file_under("/proc")
     subprocess.Popen.kill = subprocess.Popen.terminate  # as the one of Windows is
+    ctypes.windll = types.SimpleNamespace(kernel32=WindowsMemory)
     sys.platform = "win32"
     platform.system, platform.machine = lambda: "Windows", lambda: "AMD64"
 
 
-def macos():
+def macos(*, load=True):
     without("triton")
-    load_what_is_not_ours()
+    if load:
+        load_what_is_not_ours()
     take_away(NOT_ON_MACOS)
     no_file_under("/proc")
     multiprocessing.set_start_method("spawn", force=True)
@@ -126,11 +143,7 @@ def macos():
     platform.system, platform.machine = lambda: "Darwin", lambda: "arm64"
 
 
-def no_triton():
-    without("triton")
-
-
-def lean():
+def without_extras():
     """Nothing but what `pip install minibatcher` brings."""
     without("anywidget", "gguf", "huggingface_hub", "IPython", "ipykernel", "ipywidgets", "jupytext", "nbclient",
             "nbformat", "nbval", "pynvml", "pytest", "traitlets", "yaml")  # fmt: skip
@@ -159,5 +172,5 @@ def run(command):
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
     commands = json.load(sys.stdin)
-    {"windows": windows, "macos": macos, "no triton": no_triton, "lean": lean}[sys.argv[1]]()
+    {"Windows": windows, "macOS": macos, "without extras": without_extras}[sys.argv[1]]()
     json.dump([run(command) for command in commands], sys.stdout)
