@@ -110,7 +110,7 @@ def install(requirements: Iterable[str]) -> None:
             # A local version such as 2.13.0+cpu is on no index; an installed package satisfies its public part too.
             file.write("\n".join(sorted(line.partition("+")[0] for line in held)))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "-c", constraints, *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise MissingDependency(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-1000:]}")
 

@@ -1,7 +1,7 @@
 """Other systems, played on this one: `python elsewhere.py SYSTEM` with a JSON list of command lines on standard input.
 
 Each command runs in this process as `minibatcher` would; printed is a JSON list of [exit code, output, errors]. The
-command `["python", CODE]` runs statements. What is played is what Python lacks there: a missing call, module or package.
+command `["python", CODE]` runs statements. What is played is what Python lacks there: calls, modules and packages.
 """
 
 import builtins
@@ -31,17 +31,22 @@ LOADED_BEFORE = (
 )
 # What CPython's documentation marks as "Availability: Unix" (or Linux), as far as anybody might think of using it.
 NOT_ON_WINDOWS = {
-    os: "chown chroot confstr ctermid fchmod fchown fork forkpty "
-    "getegid geteuid getgid getgroups getloadavg getpgid getpgrp getpriority getsid getuid initgroups killpg lchown mkfifo "
-    "mknod nice openpty pidfd_open posix_fadvise posix_fallocate posix_spawn pread pwrite sched_getaffinity sched_setaffinity "
-    "sched_yield setegid seteuid setgid setgroups setpgid setpriority setsid setuid statvfs sync sysconf tcgetpgrp "
-    "uname wait wait3 wait4 waitid",
-    signal: "ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP "
-    "SIGUSR1 SIGUSR2 SIGWINCH alarm getitimer pause pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait",
+    os: """
+        chown chroot confstr ctermid fchmod fchown fork forkpty getegid geteuid getgid getgroups getloadavg
+        getpgid getpgrp getpriority getsid getuid initgroups killpg lchown mkfifo mknod nice openpty
+        pidfd_open posix_fadvise posix_fallocate posix_spawn pread pwrite sched_getaffinity
+        sched_setaffinity sched_yield setegid seteuid setgid setgroups setpgid setpriority setsid setuid
+        statvfs sync sysconf tcgetpgrp uname wait wait3 wait4 waitid
+    """,
+    signal: """
+        ITIMER_PROF ITIMER_REAL ITIMER_VIRTUAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT
+        SIGSTOP SIGTSTP SIGUSR1 SIGUSR2 SIGWINCH alarm getitimer pause pthread_kill pthread_sigmask
+        setitimer siginterrupt sigpending sigwait
+    """,
     socket: "AF_UNIX",
     time: "clock_gettime pthread_getcpuclockid tzset",
 }
-MODULES_NOT_ON_WINDOWS = set("crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty".split())
+MODULES_NOT_ON_WINDOWS = "crypt fcntl grp nis posix pty pwd readline resource spwd syslog termios tty"
 NOT_ON_MACOS = {os: "pidfd_open sched_getaffinity sched_setaffinity", socket: "SO_BINDTODEVICE"}
 
 
@@ -124,7 +129,7 @@ def windows(*, load=True):
     if load:
         load_what_is_not_ours()
     take_away(NOT_ON_WINDOWS)
-    refuse_modules(MODULES_NOT_ON_WINDOWS)
+    refuse_modules(set(MODULES_NOT_ON_WINDOWS.split()))
     no_file_under("/proc")
     subprocess.Popen.kill = subprocess.Popen.terminate  # as the one of Windows is
     ctypes.windll = types.SimpleNamespace(kernel32=WindowsMemory)

@@ -112,7 +112,7 @@ def _store(args: argparse.Namespace) -> Path | None:
     for file in (args.html and args.html / "index.html", args.csv, args.json):
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.open("a").close()
+            file.open("ab").close()
             store = file.with_suffix(".graded.jsonl")
     return store
 

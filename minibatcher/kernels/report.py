@@ -147,7 +147,9 @@ def git_commit() -> str | None:
     folder = Path(__file__).parent
 
     def git(*args: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args], capture_output=True, encoding="utf-8", timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:
@@ -163,7 +165,7 @@ def driver_version() -> str | None:
         return None
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.split("\n")[0].strip() or None

@@ -118,7 +118,7 @@ def _become_nobody(uid: int = 60999) -> None:
         _no_capabilities()
     for folder in folders:  # raises PermissionError
         os.listdir(folder)
-    open(os.__file__).close()
+    open(os.__file__, "rb").close()
 
 
 def _unshare(hide: list[str], own: Sequence[str] = ()) -> None:
@@ -291,7 +291,7 @@ def _run(request: dict, out: int) -> None:
     task = import_module(f"minibatcher.labkit.tasks.{request['module']}").TASKS[request["exercise"]]
     cases = task.cases(random.Random(request["seed"]))
     sys.stdin = io.StringIO()
-    sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8") for fd in (1, 2))  # for good
+    sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8") for fd in (1, 2))  # noqa: SIM115 - for good
     sys.argv = [""]
     if not request["package"]:
         for name in [name for name in sys.modules if name.split(".")[0] == "minibatcher"]:
