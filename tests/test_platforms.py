@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -291,3 +292,25 @@ def test_make_help_lists_every_target():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"^  make (\w+) +\S", done.stdout, re.MULTILINE) == targets
+
+
+def test_outside_a_clone_the_book_is_asked_for(tmp_path):
+    """As for who has installed the package alone: a wheel holds no chapters."""
+    shutil.copytree(PACKAGE, tmp_path / "installed" / "minibatcher")
+
+    def errors(*command):
+        done = subprocess.run(
+            [sys.executable, "-m", "minibatcher", *command],
+            capture_output=True,
+            encoding="utf-8",
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},
+        )
+        return done.returncode, done.stderr
+
+    for command, option in ((["labs", "build", "nothing"], "--root"), (["grade", str(tmp_path)], "--labs")):
+        (tmp_path / "a.ipynb").touch()
+        code, said = errors(*command)
+        assert code == 2 and re.search(rf"no chapters/ and solutions/ in .* {option} FOLDER", said)
+    code, said = errors("labs", "build", "nothing", "--root", str(ROOT))  # the option is one
+    assert code == 2 and "no source named 'nothing'" in said

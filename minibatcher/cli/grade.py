@@ -75,7 +75,7 @@ def _labs(args: argparse.Namespace, files: list[Path]) -> tuple[dict, dict, Path
     from ..labkit.grading.submissions import Unreadable, lab_of, read_cells, read_lab
     from ..labkit.manifest import load_manifest
 
-    folder = args.labs or _find_root() / "labs"
+    folder = args.labs or _find_root("--labs FOLDER/labs") / "labs"
     exercises = load_manifest()
     known = {exercise.lab for exercise in exercises.values()}
     labs = {p.stem: read_lab(p, exercises) for p in sorted(folder.glob("*.ipynb")) if p.stem in known}

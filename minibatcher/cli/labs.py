@@ -17,6 +17,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     build.add_argument("names", nargs="*", help="sources to build, without ending, such as lab-7.1 (default: all)")
     build.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a notebook is out of date")
     build.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
+    build.add_argument("--root", metavar="FOLDER", help="the book's folder (default: the one where this runs)")
     build.set_defaults(run=run_build)
 
 
@@ -24,4 +25,5 @@ def run_build(args: argparse.Namespace) -> int:
     from ..labkit.build import main
 
     flags = [flag for flag, given in (("--check", args.check), ("--force", args.force)) if given]
-    return main([*args.names, *flags])
+    root = ["--root", args.root] if args.root is not None else []
+    return main([*args.names, *flags, *root])

@@ -179,14 +179,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def _find_root() -> Path:
-    """The book's folder: where the command runs, or where the package was installed from."""
+def _find_root(option: str = "--root FOLDER") -> Path:
+    """The book's folder: where the command runs, or where the package was installed from. option: to name another."""
     candidates = [Path.cwd(), Path(__file__).resolve().parents[2]]
     for folder in candidates:
         if (folder / "chapters").is_dir() and (folder / "solutions").is_dir():
             return folder
     raise BuildError(
-        f"no chapters/ and solutions/ in {candidates[0]}; run it in a clone of the book, or name one by --root"
+        f"no chapters/ and solutions/ in {candidates[0]}; run it in a clone of the book, or name its place by {option}"
     )
 
 
