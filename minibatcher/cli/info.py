@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "info",
         help="versions, device, and what will run where and why",
-        description="Say in sentences what minibatcher will use on this machine, and why: all that a report of a bug needs.",
+        description="Say in sentences what minibatcher will use on this machine, and why. Put it into each report of a bug.",
     )
     add_model_options(parser)
     parser.add_argument("--json", metavar="FILE", help="the same as JSON (- for stdout)")
@@ -44,6 +44,7 @@ def collect(args: argparse.Namespace) -> dict:
     from ..attention.choose import choose_attention
     from ..provenance import hardware, software
 
+    around = surroundings()  # before anything here sets a variable
     model = load_for(args)
     attention = choose_attention(args.attention, model.device, model.dtype)
     config = model.config
@@ -64,7 +65,7 @@ def collect(args: argparse.Namespace) -> dict:
         "attention": {"name": attention.name, "why": attention.why},
         "triton_kernels": _triton(model.device, model.dtype),
         "extras": {name: version(name) for name in EXTRAS},
-        "surroundings": surroundings(),
+        "surroundings": around,
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import DeviceError
 
 NOTEBOOKS = ("ipython", "ipykernel", "ipywidgets", "anywidget", "jupyterlab", "jupytext", "nbval")
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TRITON_INTERPRET", "CC")
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TRITON_INTERPRET", "CC")
 
 
 def surroundings() -> dict[str, Any]:
