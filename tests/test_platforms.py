@@ -38,6 +38,10 @@ result = checks.judge("7.1-padding", lambda *arguments: time.sleep(0.3) or (0, 0
 checks.time_limit = real
 print(result)
 """
+KERNEL_ANSWER = """
+from minibatcher.labkit import checks
+print(checks.judge("7.3-triton-attention", lambda *arguments: None))
+"""
 # The worker that runs an answer plays the same system.
 GRADER = """
 import sys
@@ -65,6 +69,7 @@ def commands(system):
         "load all": ["python", LOAD_ALL],
         "memory": ["python", MEMORY],
         "slow answer": ["python", SLOW_ANSWER],
+        "kernel answer": ["python", KERNEL_ANSWER],
         "set the grader up": ["python", grader],
         "grade": ["grade", str(ROOT / "solutions" / "lab-7.1.ipynb"), "--labs", str(ROOT / "labs")],
     }
@@ -136,6 +141,30 @@ def test_a_slow_answer_is_stopped_or_does_not_count(on):
     code, out, err = on["slow answer"]
     assert (code, err) == (0, "")
     assert "is there a loop that never ends?" in out
+
+
+def test_the_one_exercise_for_triton_says_so(on):
+    code, out, err = on["kernel answer"]
+    assert (code, err) == (0, "")
+    assert "Triton is not installed (it exists for Linux: pip install triton); only this exercise needs it" in out
+
+
+def test_tests_of_the_kernels_are_skipped_with_a_reason():
+    files = [
+        path.name for kind in ("triton", "kernels_compile", "kernels_bench") for path in TESTS.glob(f"test_{kind}*")
+    ]
+    lines = "import elsewhere, pytest, sys; elsewhere.without('triton'); sys.exit(pytest.main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", lines, "-p", "no:cacheprovider", "-p", "no:xdist", *files],
+        capture_output=True,
+        encoding="utf-8",
+        cwd=TESTS,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)])},
+        timeout=200,
+    )
+    skipped = re.findall(r"^SKIPPED \[1\] (?:tests/)?(\w+\.py):\d+: the kernels need Triton", done.stdout, re.MULTILINE)
+    assert sorted(skipped) == sorted(files) and len(files) > 5, done.stdout + done.stderr
+    assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def test_labs_are_graded_and_the_limits_that_hold_are_said():

@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "info",
         help="versions, device, and what will run where and why",
-        description="Say in sentences what minibatcher will use on this machine, and why. Put it into each report of a bug.",
+        description="Say in sentences what minibatcher will use on this machine, and why; for every report of a bug.",
     )
     add_model_options(parser)
     parser.add_argument("--json", metavar="FILE", help="the same as JSON (- for stdout)")
