@@ -4,8 +4,9 @@ VENV ?= .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 # CPU=1 installs PyTorch's build without CUDA, which on Linux is several times smaller. macOS and Windows get it anyway.
+# Its index stands beside the usual one, which has the pinned releases of all else; pip takes 2.0+cpu to be above 2.0.
 CPU ?=
-CPU_TORCH := --index-url https://download.pytorch.org/whl/cpu
+CPU_TORCH := --extra-index-url https://download.pytorch.org/whl/cpu
 # So many files of tests at a time; a file stays together, since its tests share what was dear to set up.
 WORKERS ?= 2
 
@@ -27,7 +28,7 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 .PHONY: help lab test check book colab format generated measured clean
 
 help: ## Print this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 lab: $(FOR_LAB) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
 	$(RUN_ENV) jupyter-lab $(AS_ROOT) --LabApp.news_url=None --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)

@@ -123,7 +123,7 @@ def install(requirements: Iterable[str]) -> None:
             # A local version such as 2.13.0+cpu is on no index; an installed package satisfies its public part too.
             file.write("\n".join(f"{name}=={version.partition('+')[0]}" for name, version in sorted(held.items())))
         command = [sys.executable, "-m", "pip", "install", "--quiet", "-c", constraints, *requirements]
-        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
     if done.returncode:
         raise MissingDependency(f"pip could not install {', '.join(requirements)}:\n{done.stderr.strip()[-1000:]}")
 

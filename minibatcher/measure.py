@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -11,6 +10,7 @@ import torch
 
 from .errors import DeviceError, InvalidParameter
 from .hardware import BYTES, Device
+from .host_memory import host_memory
 from .provenance import hardware
 
 NAME = "this-machine"
@@ -87,10 +87,7 @@ def _device(name: str) -> torch.device:
 def _memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
-        raise DeviceError("can't tell this system's memory size") from None
+    return host_memory()[0]
 
 
 def _copy_bandwidth(device: torch.device, num_bytes: int, seconds: float) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
 
+from .host_memory import host_memory
 from .model.loader import LoadedModel
 from .model.sampling import sample
 from .request import SamplingParams
@@ -22,7 +22,7 @@ def kv_pool_bytes(model: LoadedModel, max_tokens: int, max_num_seqs: int, worksp
     (gpu_memory_utilization), other programs' share included.
     """
     if model.device.type != "cuda":
-        return free_cpu_memory() // CPU_SHARE
+        return host_memory()[1] // CPU_SHARE
     activations = measure_activations(model, max_tokens, max_num_seqs)
     free, total = torch.cuda.mem_get_info(model.device)
     cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
@@ -61,13 +61,3 @@ def _peak(model: LoadedModel, run: Callable[[torch.Tensor], torch.Tensor], lengt
     before = torch.cuda.memory_allocated(model.device)
     run(zeros)
     return torch.cuda.max_memory_allocated(model.device) - before
-
-
-def free_cpu_memory() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        if hasattr(os, "sysconf"):
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        return 8 << 30

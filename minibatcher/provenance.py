@@ -78,7 +78,9 @@ def git_commit() -> str | None:
     folder = Path(__file__).parent
 
     def git(*args: str) -> str:
-        done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args], capture_output=True, encoding="utf-8", timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 # here.
 LAYERS = [
     {"errors", "numeric"},
-    {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware"},
+    {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware", "host_memory"},
     {"kv", "interrupt", "limits"},
     {"scheduling"},
     {"transfer", "attention", "model"},

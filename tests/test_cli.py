@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import io
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -261,6 +263,23 @@ def test_info_says_what_runs_where(capsys):
     assert main(["info", "--json", "-"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["model"]["context"] == 2048 and facts["model"]["kv_bytes_per_token"] == 2 * 6 * 2 * 32 * 4
+
+
+def test_info_says_what_a_report_of_a_bug_needs_and_whose_it_is_not(capsys, monkeypatch):
+    home = str(Path(__file__).resolve().parents[1])  # as if the book were in somebody's home
+    monkeypatch.setenv("HOME", home)
+    monkeypatch.setenv("MINIBATCHER_SOURCE", f"{home}/elsewhere")
+    monkeypatch.setenv("CC", "/opt/cc")
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "1")
+    assert main(["info"]) == 0
+    text = capsys.readouterr().out
+    for words in (f"System: {platform.platform()}, ", " (Colab). minibatcher: ~/minibatcher", "C compiler: /opt/cc ("):
+        assert words in text
+    assert f"ipykernel {importlib.metadata.version('ipykernel')}" in text
+    assert "MINIBATCHER_SOURCE=~/elsewhere" in text and home not in text
+    assert main(["info", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert home not in json.dumps(told) and told["surroundings"]["memory_bytes"] > 2**28
 
 
 @pytest.fixture

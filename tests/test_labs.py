@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from minibatcher.cli import main
 from minibatcher.errors import UnknownName
 from minibatcher.labkit import CheckFailed, audit, build, check, checks, hint, judge, reveal
 from minibatcher.labkit.judging import Key, Mistake
@@ -609,7 +610,7 @@ def test_the_check_is_green_on_the_tree_and_red_after(damage, book):
 def test_the_check_writes_nothing(book):
     before = {path: path.read_bytes() for path in book.rglob("*.*")}
     edit(book / f"solutions/{LAB}.md", "A worked case", "A worked example")
-    assert build.main(["--check", "--root", str(book)]) == 1
+    assert main(["labs", "build", "--check", "--root", str(book)]) == 1
     changed = [path.name for path in book.rglob("*.*") if before.get(path) != path.read_bytes()]
     assert changed == [f"{LAB}.md"]
 
@@ -708,7 +709,7 @@ def test_a_solved_lab_is_never_overwritten_without_force(book):
     assert lab.read_bytes() == solved and (book / f"solutions/{LAB}.ipynb").exists()  # it went on with the others
     (sentence,) = [line for line in said if line.startswith("labs/")]
     assert "was edited and stays as it is" in sentence and f"minibatcher labs build --force {LAB}" in sentence
-    assert build.main(["--root", str(book), "--force", LAB]) == 0
+    assert main(["labs", "build", "--root", str(book), "--force", LAB]) == 0
     assert lab.read_bytes() == fresh
 
 
@@ -765,7 +766,7 @@ def test_outputs_of_other_code_are_not_kept(book):
 @pytest.mark.parametrize(("name", "work"), [(f"labs/{LAB}.ipynb", solve), ("chapters/index.ipynb", autosave)])
 def test_the_check_lets_a_reader_work_but_not_commit_it(name, work, clone, capsys):
     edit_notebook(clone / name, work)
-    assert build.main(["--check", "--root", str(clone)]) == 0
+    assert main(["labs", "build", "--check", "--root", str(clone)]) == 0
     assert capsys.readouterr().err == f"{name} has local changes; not compared\n"
     git(clone, "add", ".")  # staged is not committed
     assert build.build(clone, check=True) == []
@@ -819,9 +820,9 @@ def test_building_again_gives_the_same_bytes(book):
 
 
 def test_mistakes_on_the_command_line_get_a_sentence(tmp_path, capsys):
-    assert build.main(["--root", str(tmp_path)]) == 2
+    assert main(["labs", "build", "--root", str(tmp_path)]) == 2
     assert "no sources under" in capsys.readouterr().err
-    assert build.main(["--root", str(ROOT), "no-such"]) == 2
+    assert main(["labs", "build", "--root", str(ROOT), "no-such"]) == 2
     assert "no source named 'no-such'" in capsys.readouterr().err
 
 

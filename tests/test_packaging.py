@@ -1,6 +1,8 @@
 """The files that say what to install agree with each other and with what the code imports."""
 
 import ast
+import importlib
+import os
 import re
 import subprocess
 import sys
@@ -100,10 +102,19 @@ def test_conda_environment_installs_the_package_without_a_second_set_of_dependen
     assert environment["dependencies"][-1] == {"pip": ["--no-deps", "-e ."]}
 
 
+def test_conda_environment_says_which_extras_it_holds():
+    head = (ROOT / "environment.yml").read_text(encoding="utf-8").splitlines()[0]
+    (said,) = re.findall(r"its extras ([\w, ]+)\)", head)
+    assert set(re.split(", | and ", said)) == set(EXTRAS) - NOT_FOR_CONDA
+
+
 def test_conda_lines_are_valid_match_specs():
-    rattler = pytest.importorskip("rattler")
+    in_ci = bool(os.environ.get("CI"))  # there it is installed, and a skip would go unseen
+    rattler = importlib.import_module("rattler") if in_ci else pytest.importorskip("rattler")
     for line in conda_lines():
         assert rattler.MatchSpec(line).name is not None, line
+    with pytest.raises(Exception, match="unable to parse version spec"):
+        rattler.MatchSpec("numpy>=>1")
 
 
 def test_lock_satisfies_every_bound_and_pins_every_direct_dependency():

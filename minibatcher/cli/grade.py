@@ -75,7 +75,7 @@ def _labs(args: argparse.Namespace, files: list[Path]) -> tuple[dict, dict, Path
     from ..labkit.grading.submissions import Unreadable, lab_of, read_cells, read_lab
     from ..labkit.manifest import load_manifest
 
-    folder = args.labs or _find_root() / "labs"
+    folder = args.labs or _find_root("--labs FOLDER/labs") / "labs"
     exercises = load_manifest()
     known = {exercise.lab for exercise in exercises.values()}
     labs = {p.stem: read_lab(p, exercises) for p in sorted(folder.glob("*.ipynb")) if p.stem in known}
@@ -112,7 +112,7 @@ def _store(args: argparse.Namespace) -> Path | None:
     for file in (args.html and args.html / "index.html", args.csv, args.json):
         if file:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.open("a").close()
+            file.open("ab").close()
             store = file.with_suffix(".graded.jsonl")
     return store
 
@@ -126,6 +126,6 @@ def _bar(total: int):
 def _said(protections: dict[str, bool]) -> str:
     if not protections:
         return "No answer was run in this turn."
-    on = ["limits", *(name for name, works in protections.items() if works)]
+    on = [name for name, works in protections.items() if works]
     off = [name for name, works in protections.items() if not works]
     return f"Protections on: {', '.join(on)}" + (f"; not possible here: {', '.join(off)}." if off else ".")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 
 from ..errors import DeviceError
 from .options import add_model_options, check_file, load_for, write_json
+from .surroundings import short, surroundings, told, version
 
 EXTRAS = {
     "huggingface_hub": ("hub", "models by hub id"),
@@ -20,7 +20,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser(
         "info",
         help="versions, device, and what will run where and why",
-        description="Say in sentences what minibatcher will use on this machine, and why.",
+        description="Say in sentences what minibatcher will use on this machine, and why; for every report of a bug.",
     )
     add_model_options(parser)
     parser.add_argument("--json", metavar="FILE", help="the same as JSON (- for stdout)")
@@ -44,6 +44,7 @@ def collect(args: argparse.Namespace) -> dict:
     from ..attention.choose import choose_attention
     from ..provenance import hardware, software
 
+    around = surroundings()  # before anything here sets a variable
     model = load_for(args)
     attention = choose_attention(args.attention, model.device, model.dtype)
     config = model.config
@@ -53,7 +54,7 @@ def collect(args: argparse.Namespace) -> dict:
         "cuda_available": torch.cuda.is_available(),
         "model": {
             "name": model.name,
-            "source": str(model.source),
+            "source": short(model.source),
             "architecture": config.architecture,
             "parameters": config.num_parameters,
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -63,7 +64,8 @@ def collect(args: argparse.Namespace) -> dict:
         },
         "attention": {"name": attention.name, "why": attention.why},
         "triton_kernels": _triton(model.device, model.dtype),
-        "extras": {name: _version(name) for name in EXTRAS},
+        "extras": {name: version(name) for name in EXTRAS},
+        "surroundings": around,
     }
 
 
@@ -94,7 +96,7 @@ def sentences(facts: dict) -> list[str]:
         version = facts["extras"][name]
         found = f"{name} {version}" if version else f"not installed: pip install 'minibatcher[{extra}]'"
         lines.append(f"For {purpose}: {found}.")
-    return lines
+    return lines + told(facts["surroundings"])
 
 
 def _triton(device, dtype) -> str:
@@ -111,10 +113,3 @@ def _triton(device, dtype) -> str:
     if device.type == "cpu" or is_interpreted():
         return "run here in Triton's interpreter, to be studied and checked (minibatcher kernels --check)"
     return "run here compiled (minibatcher kernels --check, --bench)"
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -228,6 +228,8 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
-        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [tool, "--dump-resource-usage", file.name], capture_output=True, encoding="utf-8", check=True
+        )
     found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
     return int(found[1]), int(found[2])

@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -172,18 +172,11 @@ def kernel_environment(home: str) -> dict[str, str]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command `minibatcher labs build`. Returns 0, 1 if something is stale or wrong, 2 for a user's mistake."""
-    parser = argparse.ArgumentParser(prog=_MEND, description="Build the book's notebooks from their Markdown sources.")
-    parser.add_argument("names", nargs="*", help="sources to build, without ending (default: all)")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is stale or wrong")
-    parser.add_argument("--force", action="store_true", help="overwrite also notebooks that were edited by hand")
-    parser.add_argument("--pages", action="store_true", help="renew only computed parts of pages and their pictures")
-    parser.add_argument("--keep-outputs", action="store_true", help="run nothing: only prose or the set-up has changed")
-    parser.add_argument("--root", type=Path, help="the folder that holds chapters/ and solutions/ (default: found)")
-    options = parser.parse_args(argv)
+def run(options: argparse.Namespace) -> int:
+    """Build as told. Returns 0, 1 if something is stale or wrong, 2 for a user's mistake."""
     if options.pages and (options.names or options.check):
-        parser.error("--pages takes neither names nor --check")
+        print(f"{_MEND}: --pages takes neither names nor --check", file=sys.stderr)
+        return 2
     try:
         root = options.root or _find_root()
         if options.pages:
@@ -212,14 +205,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if problems else 0
 
 
-def _find_root() -> Path:
-    """The book's folder: where the command runs, or where the package was installed from."""
+def _find_root(option: str = "--root FOLDER") -> Path:
+    """The book's folder: where the command runs, or where the package was installed from. option: to name another."""
     candidates = [Path.cwd(), Path(__file__).resolve().parents[2]]
     for folder in candidates:
         if (folder / "chapters").is_dir() and (folder / "solutions").is_dir():
             return folder
     raise BuildError(
-        f"no chapters/ and solutions/ in {candidates[0]}; run it in a clone of the book, or name one by --root"
+        f"no chapters/ and solutions/ in {candidates[0]}; run it in a clone of the book, or name its place by {option}"
     )
 
 
@@ -329,7 +322,3 @@ def _tidy(outputs: list[Any]) -> list[Any]:
         else:
             kept.append(output)
     return kept
-
-
-if __name__ == "__main__":
-    sys.exit(main())

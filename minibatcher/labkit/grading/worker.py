@@ -118,7 +118,7 @@ def _become_nobody(uid: int = 60999) -> None:
         _no_capabilities()
     for folder in folders:  # raises PermissionError
         os.listdir(folder)
-    open(os.__file__).close()
+    open(os.__file__, "rb").close()
 
 
 def _unshare(hide: list[str], own: Sequence[str] = ()) -> None:
@@ -129,7 +129,7 @@ def _unshare(hide: list[str], own: Sequence[str] = ()) -> None:
         raise OSError(ctypes.get_errno(), "unshare")
     if not root:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(text)
     if libc.mount(b"none", b"/", None, 0x4000 | 0x40000, None):  # recursively private
         raise OSError(ctypes.get_errno(), "mount")
@@ -164,7 +164,7 @@ def _limit(request: dict, on: dict[str, bool]) -> None:
             resource.setrlimit(kind, (value, value))
 
     have = 0
-    with suppress(OSError), open("/proc/self/statm") as file:
+    with suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:
         have = int(file.read().split()[0]) * resource.getpagesize()
     cap("RLIMIT_AS", have + _MEMORY)
     cap("RLIMIT_FSIZE", _FILE)
@@ -290,7 +290,8 @@ def _run(request: dict, out: int) -> None:
 
     task = import_module(f"minibatcher.labkit.tasks.{request['module']}").TASKS[request["exercise"]]
     cases = task.cases(random.Random(request["seed"]))
-    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), open(1, "w"), open(2, "w")  # noqa: SIM115 - for good
+    sys.stdin = io.StringIO()
+    sys.stdout, sys.stderr = (open(fd, "w", encoding="utf-8") for fd in (1, 2))  # noqa: SIM115 - for good
     sys.argv = [""]
     if not request["package"]:
         for name in [name for name in sys.modules if name.split(".")[0] == "minibatcher"]:

@@ -31,7 +31,7 @@ from torch import nn
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-CONFIG = json.loads((HERE / "config.json").read_text())
+CONFIG = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
 BOS, EOT, CONTEXT = CONFIG["bos_token_id"], CONFIG["eos_token_id"], CONFIG["max_position_embeddings"]
 HIDDEN, HEAD_DIM, NUM_LAYERS = CONFIG["hidden_size"], CONFIG["head_dim"], CONFIG["num_hidden_layers"]
 HELD_OUT = ("timonofathens", "twogentlemenofverona")  # whole plays that neither tokenizer nor model sees
@@ -263,7 +263,7 @@ def train(rank: int, args, rendezvous: str, train_ids: np.ndarray, held_ids: np.
         figures |= {"train_tokens": len(train_ids), "held_out_tokens": len(held_ids), "muon_lr": args.muon_lr}
         figures |= {"adam_lr": args.adam_lr, "minutes": round((time.monotonic() - began) / 60), "curve": curve}
         figures |= {"processes": args.processes, "torch": torch.__version__}
-        (args.out / "metrics.json").write_text(json.dumps({"training": figures}, indent=1) + "\n")
+        (args.out / "metrics.json").write_text(json.dumps({"training": figures}, indent=1) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
@@ -303,7 +303,7 @@ def sample(model: Bard, prompts: list[list[int]], temperature: float, seed: int)
 def card(args, tokenizer: Tokenizer, train_scenes: list, held_scenes: list) -> None:
     """Measure the saved model: figures into metrics.json, and from there into README.md's generated block."""
     model = load(args.out)
-    metrics = json.loads((args.out / "metrics.json").read_text())
+    metrics = json.loads((args.out / "metrics.json").read_text(encoding="utf-8"))
     train_ids, held_ids = encode(tokenizer, train_scenes), encode(tokenizer, held_scenes)
     held = loss_by_position(model, held_ids, stride=256)  # overlapping: the buckets see nearly the same text
     seen = loss_by_position(model, train_ids, stride=len(train_ids) // 100)
@@ -378,7 +378,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(train_scenes)
     tokenizer.save(str(args.out / "tokenizer.json"))
-    (args.out / "config.json").write_text((HERE / "config.json").read_text())
+    (args.out / "config.json").write_bytes((HERE / "config.json").read_bytes())
     streams = encode(tokenizer, train_scenes), encode(tokenizer, held_scenes)
     with tempfile.TemporaryDirectory() as meeting:
         rendezvous = (Path(meeting) / "rendezvous").as_uri()
