@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from . import cold_start
 from .manifest import load_manifest
 from .notebooks import BuildError
 
@@ -33,7 +34,7 @@ def chapters(root: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-BLOCKS: dict[str, Callable[[Path], str]] = {"chapters": chapters}
+BLOCKS: dict[str, Callable[[Path], str]] = {"chapters": chapters, **cold_start.BLOCKS}
 
 
 def fill(text: str, root: Path) -> str:
