@@ -165,7 +165,6 @@ def open_and_run(place: Path, environment: dict[str, str], settings: Path) -> di
         )  # fmt: skip
     try:
         up, _ = measured(lambda: answers(f"{address}/api/status?token={token}", server, log))
-        rss = sum(process.memory_info().rss for process in psutil.Process(server.pid).children(recursive=True)) / 1e6
         with sync_playwright() as playwright:
             program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
             if program is None:
@@ -180,6 +179,9 @@ def open_and_run(place: Path, environment: dict[str, str], settings: Path) -> di
             opened, _ = measured(show)
             all_run, _ = measured(lambda: run_all_cells(page))
             check_all_ran(page)
+            # The server and what started it, without the kernel that it has started.
+            family = psutil.Process(server.pid).children(recursive=True)
+            rss = sum(p.memory_info().rss for p in family if "ipykernel_launcher" not in p.cmdline()) / 1e6
         return {
             "seconds": {"server up": up, "chapter opened": opened, "all cells run": all_run},
             "server_mb": round(rss),
