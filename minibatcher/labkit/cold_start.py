@@ -1,4 +1,4 @@
-"""The computed parts that tests/cold_start.py measures: how long the way in takes, and what a class needs of a machine."""
+"""The computed parts that tests/cold_start.py measures: how long the way in takes, and what a class needs."""
 
 from __future__ import annotations
 
