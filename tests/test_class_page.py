@@ -1,4 +1,4 @@
-"""The page for a class on JupyterHub: its files are valid, and the one that hands the book out keeps what students wrote."""
+"""The page for a class on JupyterHub: its files are valid, and what hands the book out keeps what students wrote."""
 
 import os
 import re
