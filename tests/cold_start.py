@@ -285,14 +285,15 @@ def main() -> None:
     parser.add_argument("--network", default="", help="a word on the network, to stand beside the figures")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file that the results are merged into")
     options = parser.parse_args()
-    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     for name in [options.only] if options.only else parts:
         where = provenance() | ({"network": options.network} if options.network else {})
         with tempfile.TemporaryDirectory() as folder:
             try:
-                results[name] = parts[name](Path(folder)) | {"measured": where}
+                result = parts[name](Path(folder)) | {"measured": where}
             except Failed as error:
                 raise SystemExit(f"cold_start: {error}") from None
+        results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
+        results[name] = result
         options.out.parent.mkdir(exist_ok=True)
         options.out.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         print(json.dumps({name: results[name]}, indent=2))

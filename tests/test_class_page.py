@@ -22,7 +22,7 @@ def test_the_configuration_starts_the_script_and_the_culler():
     names = Names()
     config = type("Config", (), {"__getattr__": lambda self, name: names[name]})()
     exec(CONFIG, {"get_config": lambda: config})
-    assert names["Spawner"].cmd == ["/srv/hub/start"]
+    assert names["Spawner"].cmd == ["/srv/start"]
     assert names["JupyterHub"].load_roles[0]["services"] == [
         service["name"] for service in names["JupyterHub"].services
     ]
