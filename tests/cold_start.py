@@ -3,8 +3,9 @@
     python tests/cold_start.py --only lab      # clone → make lab → JupyterLab answers → chapter 7.1, all cells run
     python tests/cold_start.py --only test     # clone → make test, green
     python tests/cold_start.py --only kernels  # what one kernel takes of memory and CPU, for each chapter and lab
+    python tests/cold_start.py --only cuda     # what PyTorch's usual build for Linux downloads (asks uv)
 
-Without --only, all three. The results are merged into chapters/measured/cold-start.json, from which `make generated`
+Without --only, all four. The results are merged into chapters/measured/cold-start.json, from which `make generated`
 writes tables. pip's cache is off; what pip takes from a folder of this machine counts as downloaded. Only what is
 committed gets cloned. Measure on a quiet machine.
 """
@@ -32,6 +33,8 @@ from typing import Any
 
 import psutil
 from browser import ARGUMENTS, KERNEL_IS_IDLE, SETTINGS, run_all_cells
+
+from minibatcher.labkit.tomlfile import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "chapters" / "measured" / "cold-start.json"
@@ -263,6 +266,28 @@ def kernels(folder: Path) -> dict[str, Any]:
     return {"notebooks": taken}
 
 
+def cuda(folder: Path) -> dict[str, Any]:
+    """Megabytes that Linux downloads for PyTorch's usual build and its CUDA packages, as the package index tells uv."""
+    if shutil.which("uv") is None:
+        raise Failed("uv, which reads the sizes from the package index, is not installed: pip install uv")
+    lock = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    torch = re.search(r"^torch==\S+", lock, re.MULTILINE)[0]
+    (folder / "pyproject.toml").write_text(
+        f'[project]\nname = "sizes"\nversion = "0"\nrequires-python = "==3.11.*"\ndependencies = ["{torch}"]\n'
+        """[tool.uv]\nenvironments = ["sys_platform == 'linux' and platform_machine == 'x86_64'"]\n""",
+        encoding="utf-8",
+    )
+    run(["uv", "lock", "--no-config"], cwd=folder, environment=dict(os.environ))
+    sizes = {}
+    for package in read_toml(folder / "uv.lock")["package"]:
+        if re.match(r"torch$|triton$|nvidia-|cuda-", package["name"]):
+            wheels = [
+                w for w in package["wheels"] if re.search(r"(cp311-cp311|py3-none)-(manylinux.*x86_64|any)", w["url"])
+            ]
+            sizes[package["name"]] = max(wheel["size"] for wheel in wheels) / 1e6
+    return {"download_mb": round(sum(sizes.values())), "packages": len(sizes), "torch": torch}
+
+
 def provenance() -> dict[str, Any]:
     """Where and on what something was measured."""
     git = ["git", "-C", str(ROOT)]
@@ -279,7 +304,7 @@ def provenance() -> dict[str, Any]:
 
 
 def main() -> None:
-    parts = {"lab": lab, "test": test, "kernels": kernels}
+    parts = {"lab": lab, "test": test, "kernels": kernels, "cuda": cuda}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=parts, help="measure this part alone")
     parser.add_argument("--network", default="", help="a word on the network, to stand beside the figures")

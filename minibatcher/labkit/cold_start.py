@@ -45,6 +45,12 @@ def cold_start(root: Path) -> str:
         f"{lab['packages']} packages, of which {largest} is the largest ({size:.0f} MB; this is {lab['torch']}). "
         f"Measured on {_where(lab)}.",
     ]
+    if "cuda" in measured:
+        lines += [
+            "",
+            f"On Linux pip takes PyTorch with CUDA unless told otherwise: {measured['cuda']['download_mb']} MB to download "
+            "for PyTorch, Triton and NVIDIA's packages alone. Without such a GPU take `make lab CPU=1`.",
+        ]
     return "\n".join(lines) + "\n"
 
 
