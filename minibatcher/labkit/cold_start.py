@@ -48,8 +48,8 @@ def cold_start(root: Path) -> str:
     if "cuda" in measured:
         lines += [
             "",
-            f"On Linux pip takes PyTorch with CUDA unless told otherwise: {measured['cuda']['download_mb']} MB to download "
-            "for PyTorch, Triton and NVIDIA's packages alone. Without such a GPU take `make lab CPU=1`.",
+            f"On Linux pip takes PyTorch with CUDA unless told otherwise: {measured['cuda']['download_mb']} MB to "
+            "download for PyTorch, Triton and NVIDIA's packages alone. Without such a GPU take `make lab CPU=1`.",
         ]
     return "\n".join(lines) + "\n"
 
