@@ -217,6 +217,7 @@ PLAIN = "# A\n\nTake a batch of 32 rows.\n\n```{code-cell} ipython3\nrun(rows=32
         ("It takes 7.1 s, from 3 to 7.2 ms.", ["7.1", "3", "7.2"]),
         ("Yu et al., 2022", ["2022"]),
         ("## Sources\n\nYu et al., 2022", []),
+        ("It takes 40 s.\n\n<!-- begin a -->\n| a |\n| --- |\n| 41 |\n<!-- end a -->\n\nOr 42 s.", ["40", "42"]),
         ("A token needs 2 × 5,120 × 40 × 2 = 819,200 bytes, and 5 −\n2 = 3.", []),
         ("A token needs 2 × 5,120 × 40 × 2 = 819,201 bytes.", 6),
     ],

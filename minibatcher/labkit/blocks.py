@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import front, measured
+from . import cold_start, front, measured
 from .notebooks import BuildError
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
@@ -23,6 +23,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "picture": front.picture,
     "start": front.start,
     "status": front.status,
+    **cold_start.BLOCKS,
 }
 
 
