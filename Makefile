@@ -20,7 +20,7 @@ FOR_COLAB := $(COLAB)/.made
 IN_VENV := PATH="$(CURDIR)/$(BIN):$$PATH"
 # Two OpenMP threads that spin beside a busy process make a step many times slower; waiting passively does not.
 RUN_ENV := $(IN_VENV) OMP_WAIT_POLICY=passive
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 # Jupyter refuses to run as root unless told that it is meant (containers, continuous integration).
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 

@@ -18,6 +18,7 @@ _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOT
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "chapters": front.chapters,
     "citation": front.citation,
+    "clone": front.clone,
     "comparison": measured.comparison,
     "contents": front.contents,
     "picture": front.picture,

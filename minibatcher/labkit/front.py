@@ -120,6 +120,12 @@ def badge(root: Path, path: str) -> str:
     return f"[![Open {name} in Colab]({BADGE})](https://colab.research.google.com/github/{place}/blob/main/{path})"
 
 
+def clone(root: Path) -> str:
+    """The command that fetches the book."""
+    address = repository(root)
+    return f"```console\ngit clone {address} && cd {address.rsplit('/', 1)[1]}\n```\n"
+
+
 def start(root: Path) -> str:
     """What the two commands need, and the badge that opens the contents on Colab."""
     python = _pyproject(root)["project"]["requires-python"].removeprefix(">=")
