@@ -27,7 +27,8 @@ from .scheduling import Scheduler, SchedulerConfig, make_scheduler, strategy
 class EngineOptions:
     """Everything that `Engine.from_model` takes beside the model and the scheduler's own knobs (SchedulerConfig).
 
-    device: "auto" (a GPU if there is one), "cpu" or "cuda". dtype: "auto", "float32", "bfloat16" or "float16".
+    strategy: a name, or a Scheduler class of one's own. device: "auto" (a GPU if there is one), "cpu" or "cuda".
+    dtype: "auto", "float32", "bfloat16" or "float16".
     attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
     max_num_seqs full contexts, as far as memory allows. enable_prefix_caching: requests that begin with the same tokens
@@ -38,7 +39,7 @@ class EngineOptions:
     keep_going: what fails costs its own requests and is warned of, instead of raised.
     """
 
-    strategy: str = "continuous"
+    strategy: str | type[Scheduler] = "continuous"
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"

@@ -11,7 +11,7 @@ from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
 from .request import Request, SamplingParams
-from .scheduling import DEFAULT_STRATEGIES
+from .scheduling import DEFAULT_STRATEGIES, Scheduler
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
 from .workload import Workload, prefix_bound
@@ -21,7 +21,7 @@ def run_comparison(
     workload: Workload,
     *,
     model: str | LoadedModel = "bard",
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str | type[Scheduler]] = DEFAULT_STRATEGIES,
     variants: Variants | None = None,
     params: SamplingParams | None = None,
     declared_max_tokens: int | None = None,
@@ -31,11 +31,11 @@ def run_comparison(
 ) -> dict[str, Timeline]:
     """Serve the same requests under each strategy; returns name → timeline, in the order given.
 
-    The workload must fit the context (Workload.fit_to_context). variants: in place of strategies, label → strategy and
-    what else this run sets (variants.make_variants). params: sampling for all; rows that name an output length are
-    forced to it, and declare declared_max_tokens if given (prompts.forced). keep_going: as Engine's. options: those of
-    Engine.from_model. A short warm-up precedes each run and is not recorded. After an interrupt the strategies that
-    have not begun are left out.
+    The workload must fit the context (Workload.fit_to_context). strategies: names, or Scheduler classes of one's own.
+    variants: in place of strategies, label → strategy and what else this run sets (variants.make_variants). params:
+    sampling for all; rows that name an output length are forced to it, and declare declared_max_tokens if given
+    (prompts.forced). keep_going: as Engine's. options: those of Engine.from_model. A short warm-up precedes each run
+    and is not recorded. After an interrupt the strategies that have not begun are left out.
     """
     variants = variants or make_variants(strategies)
     stand = _Stand(workload, model, variants, params or SamplingParams(), declared_max_tokens, keep_going, options)

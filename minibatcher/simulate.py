@@ -15,7 +15,7 @@ from .limits import Limits
 from .prompts import check_declared, forced
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
-from .scheduling import DEFAULT_STRATEGIES, SchedulerConfig, make_scheduler, strategy
+from .scheduling import DEFAULT_STRATEGIES, Scheduler, SchedulerConfig, make_scheduler, strategy
 from .tally import Tally
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
@@ -26,7 +26,7 @@ DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what la
 
 def simulated_engine(
     cost: CostModel,
-    strategy_name: str,
+    strategy_name: str | type[Scheduler],
     *,
     max_model_len: int,
     block_size: int = 16,
@@ -82,7 +82,7 @@ def run_simulation(
     workload: Workload,
     cost: CostModel,
     *,
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str | type[Scheduler]] = DEFAULT_STRATEGIES,
     variants: Variants | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
