@@ -133,7 +133,7 @@ def test_a_class_of_ones_own_is_taken_wherever_a_name_is():
     hashes = [[r.output_hash for r in run.requests.values()] for run in runs.values()]
     assert hashes[0] == hashes[1] and None not in hashes[0]
     assert list(run_simulation(workload, machine(), strategies=[mine, "static"])) == ["halfway", "static"]
-    with pytest.raises(InvalidParameter, match="Nameless has no name"):
+    with pytest.raises(InvalidParameter, match="Nameless needs a name"):
         Engine.from_model("bard", strategy=type("Nameless", (mine.__base__.__base__,), {}))
 
 
