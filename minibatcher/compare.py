@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .build import EngineOptions, assemble_engine, resolve_device
+from .build import EngineOptions, assemble_engine, model_runner, resolve_device
 from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
@@ -101,7 +101,7 @@ class _Stand:
         self.workload, self.model, self.params, self.declared = workload, model, params, declared_max_tokens
         self.varied = varied(variants)
         self.seed = options.get("seed", defaults.seed)
-        self.engines = {name: assemble_engine(model, **(options | own)) for name, own in variants.items()}
+        self.engines = {name: assemble_engine(model, **{**options, **own}) for name, own in variants.items()}
         for engine in self.engines.values():
             engine.keep_going = keep_going
             for request in self.requests(workload, engine):
@@ -121,8 +121,9 @@ class _Stand:
 
     def start(self, name: str) -> Engine:
         engine = self.engines.pop(name)  # the only reference: whoever drops the engine frees its pool
-        engine.runner.allocate()
-        if not engine.runner.attention.interpreted:  # whose times mean nothing anyway
+        runner = model_runner(engine)
+        runner.allocate()
+        if not runner.attention.interpreted:  # whose times mean nothing anyway
             _warm_up(engine, self.model)
         return engine
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..runners.roofline import CostModel, Efficiency, StepWork
 from .replay import replay
-from .runs import MeasuredRun, MeasuredSecond, MeasuredStep
+from .runs import MeasuredRequest, MeasuredRun, MeasuredSecond, MeasuredStep
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,12 @@ def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Efficienc
     """
     until = BEYOND * horizon
     begun = [r for r in run.requests if r.first_token_time is not None and r.first_token_time <= horizon]
-    ended = [r for r in run.requests if r.tpot is not None and r.last_token_time <= horizon]
-    ended.sort(key=lambda r: r.last_token_time)
+
+    def last_token(request: MeasuredRequest) -> float:
+        return math.inf if request.last_token_time is None else request.last_token_time
+
+    ended = [r for r in run.requests if r.tpot is not None and last_token(r) <= horizon]
+    ended.sort(key=last_token)
 
     budget = run.config.max_num_batched_tokens
     logged = [

@@ -55,7 +55,7 @@ def make_report(
     A section that fails or runs out of time keeps its rows, and the next one begins. trial: tiny sizes, to try the way.
     """
     device = torch.device(device)
-    report = {
+    report: dict[str, Any] = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

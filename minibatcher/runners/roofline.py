@@ -199,6 +199,7 @@ class CostModel:
         if n == 1:
             return 0.0
         size = num_tokens * self.model.hidden_size * BYTES[self.dtype]
+        assert self.device.link_bandwidth is not None  # __post_init__ has seen to it
         return 2 * self.model.num_layers * (latency_s + 2 * (n - 1) / n * size / self.device.link_bandwidth)
 
     def _swap(self, num_tokens: int) -> float:

@@ -22,6 +22,7 @@ from .interactive import Interactive
 from .palette import OKABE_ITO
 from .roofline import KINDS
 from .sheet import (
+    alt_of,
     clipped,
     counted,
     finish,
@@ -92,7 +93,7 @@ def roofline_view(
         },
     }
     still = _still(cost, **start)
-    return Interactive("roofline", data, {}, still=still, alt=still.alt, text=_text(cost, **start))
+    return Interactive("roofline", data, {}, still=still, alt=alt_of(still), text=_text(cost, **start))
 
 
 def max_batch(cost: CostModel, context_tokens: int, prefill_tokens: int = 0) -> int:
