@@ -57,8 +57,8 @@ def prefill_stall(
     workload = Workload("decodes, then one prompt", tuple(rows), "Made up for this claim.")
     found = {}
     for policy, (strategy, options) in policies.items():
-        options: dict[str, Any] = {"max_num_batched_tokens": 8_192} | options
-        timeline = run_simulation(workload, cost, strategies=[strategy], **options)[strategy]
+        knobs: dict[str, Any] = {"max_num_batched_tokens": 8_192, **options}
+        timeline = run_simulation(workload, cost, strategies=[strategy], **knobs)[strategy]
         found[policy] = _stall(timeline, policy)
     return found
 

@@ -68,8 +68,8 @@ def make_report(
         "sections": {},
     }
     for section in sections:
-        done = report["sections"][section.name] = {"rows": [], "planned": None, "seconds": None}
-        done |= {"error": None, "mistake": False}
+        done: dict[str, Any] = {"rows": [], "planned": None, "seconds": None, "error": None, "mistake": False}
+        report["sections"][section.name] = done
         begun = time.perf_counter()
         try:
             _collect(section, device, trial, done, progress)

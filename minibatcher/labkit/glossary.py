@@ -50,8 +50,7 @@ def load_terms() -> tuple[Term, ...]:
     """The terms, in the file's order."""
     lists = ("also", "avoid")
     return tuple(
-        Term(**{key: tuple(value) if key in lists else value for key, value in entry.items()})
-        for entry in _read()["term"]
+        Term(**{**entry, **{key: tuple(entry[key]) for key in lists if key in entry}}) for entry in _read()["term"]
     )
 
 

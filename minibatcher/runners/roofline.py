@@ -75,10 +75,10 @@ class StepWork:
     or from host memory, empty places of their blocks included.
     """
 
-    num_tokens: int
-    num_sampled: int
-    num_requests: int
-    kv_tokens_read: int
+    num_tokens: float  # whole numbers, but for means over several steps
+    num_sampled: float
+    num_requests: float
+    kv_tokens_read: float
     decode_pairs: float
     prefill_pairs: float
     num_attention_calls: int = 1
@@ -193,7 +193,7 @@ class CostModel:
         compute = 2.0 * parameters * rows / (device.rate(self.dtype) * n * e.compute)
         return math.hypot(memory, compute)
 
-    def _all_reduce(self, num_tokens: int, latency_s: float = 10e-6) -> float:
+    def _all_reduce(self, num_tokens: float, latency_s: float = 10e-6) -> float:
         """Two ring all-reduces a layer over hidden states (Shoeybi et al., Megatron-LM, 2019, section 3)."""
         n = self.num_gpus
         if n == 1:

@@ -123,12 +123,17 @@ def _pack(timeline: Timeline, most: int) -> tuple[dict[str, Any], dict[str, np.n
         "duration": max(timeline.duration, shown[-1][0]),
         "requests": [_story(timeline, name, origin) for name in known],
     }
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "time": np.array([time for time, _ in shown], np.float64),
         "rows": np.array(rows.spans, np.int32).reshape(-1),
         "holds": np.array(holds.spans, np.int32).reshape(-1),
     }
-    return data, arrays, [_moment(timeline, *where, *held.get(where[1], ((), 0))) for where in shown]
+    nobody: tuple[Sequence[RowRecord], int] = ((), 0)
+    figures = []
+    for time, where in shown:
+        rows_then, reserved = nobody if where is None else held.get(where, nobody)
+        figures.append(_moment(timeline, time, where, rows_then, reserved))
+    return data, arrays, figures
 
 
 class _Rows:

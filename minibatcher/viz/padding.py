@@ -371,7 +371,7 @@ def _workloads() -> list[dict]:
 def _draw(num_requests: int, seed: int) -> dict[str, list[int]]:
     """Long-tailed prompts and answers, independent of each other: nobody knows an answer's length from its prompt."""
     drawn = lognormal(num_requests, prompt_mean=400, output_mean=200, cv=1.2, seed=seed).requests
-    return {"lengths": [r.prompt_tokens for r in drawn], "outputs": [r.output_tokens for r in drawn]}
+    return {"lengths": [r.prompt_tokens or 0 for r in drawn], "outputs": [r.output_tokens or 0 for r in drawn]}
 
 
 def _requests(lengths: Sequence[int], output_lengths: Sequence[int] | None, seed: int) -> tuple[list[int], list[int]]:

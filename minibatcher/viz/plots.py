@@ -139,7 +139,8 @@ def plot_comparison(timelines: Mapping[str, Timeline], *, width: float = 12.0) -
     heights = [0.55 + 0.095 * n for n in slots]
     below = max(2.8, 1.0 + 0.34 * len(timelines))
     figure = Figure(figsize=(width, sum(heights) + 1.3 + below), layout="constrained", dpi=100)
-    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])
+    parts: Any = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])  # an array, if more than one
+    top, strip, bottom = parts
     axes = top.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     summaries = {name: summarize(timeline) for name, timeline in timelines.items()}
     end = max(timeline.duration for timeline in timelines.values()) or 1.0

@@ -263,12 +263,14 @@ def _draw_path(ax: Axes, sizes: list[int], points: np.ndarray, now: int, fit: in
     ax.plot(*points.T, color="#999999", linewidth=0.8)
     for chosen, face, label in ((fits, colour, "fits the memory"), (~fits, "white", "does not fit it")):
         if chosen.any():
+            x, y = points[chosen].T
             ax.scatter(
-                *points[chosen].T, s=20, marker=marker, facecolor=face, edgecolor=colour, linewidths=1, zorder=2,
+                x, y, s=20, marker=marker, facecolor=face, edgecolor=colour, linewidths=1, zorder=2,
                 label=f"batch size 1, 2, 4, …, {label}",
             )  # fmt: skip
+    x, y = points[sizes.index(now)]
     ax.scatter(
-        *points[sizes.index(now)], s=110, marker=marker, facecolor=colour if now <= fit else "white", edgecolor="black",
+        x, y, s=110, marker=marker, facecolor=colour if now <= fit else "white", edgecolor="black",
         linewidths=1.2, zorder=3, label=f"batch size {plain(now)}",
     )  # fmt: skip
 

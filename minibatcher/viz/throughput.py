@@ -119,8 +119,8 @@ def plot_strategy_spread(repeats: Mapping[str, Sequence[Timeline]]) -> Figure:
             top = max(top, high)
         for place, found in enumerate(summaries.values()):
             values = [value for value in map(pick, found) if value is not None]
-            middle, right = (median(values), max(values)) if values else (None, 0.0)
-            ax.text(right + 0.03 * (top or 1), place, short(middle), va="center", fontsize="small")
+            right, told = (max(values), short(median(values))) if values else (0.0, short(None))
+            ax.text(right + 0.03 * (top or 1), place, told, va="center", fontsize="small")
         ax.set_xlim(0, 1.25 * (top or 1))
         tidy(ax)
         ax.grid(visible=False, axis="y")
