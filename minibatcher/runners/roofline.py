@@ -178,7 +178,7 @@ class CostModel:
         }
         return {name: 0.0 if name in self.switched_off else value for name, value in terms.items()}
 
-    def _product(self, parameters: int, rows: int) -> float:
+    def _product(self, parameters: int, rows: float) -> float:
         """Seconds to multiply `rows` rows with weights that are streamed once.
 
         Loads and arithmetic overlap, but not wholly: √(memory² + compute²) is the larger of the two far from the ridge
