@@ -159,3 +159,10 @@ def test_every_target_of_make_that_is_named_exists():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = set(re.findall(r"\bmake (\w+)", TEXT))
     assert {"check", "test"} <= named <= targets
+
+
+def test_every_slow_file_exists_and_the_heart_is_not_slow():
+    slow = {line for line in (ROOT / "tests" / "slow.txt").read_text().splitlines() if not line.startswith("#")}
+    assert {name for name in slow if not (ROOT / "tests" / name).exists()} == set()
+    heart = {"architecture", "engine_properties", "engine_faults", "kv", "labs", "metrics", "prose", "scheduling"}
+    assert slow.isdisjoint(f"test_{name}.py" for name in heart)
