@@ -165,6 +165,9 @@ class Layer(nn.Module):
 class Bard(nn.Module):
     """A Llama; parameter names as in transformers' LlamaModel, so that save() writes a checkpoint that others load."""
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.embed_tokens = nn.Embedding(CONFIG["vocab_size"], HIDDEN)
