@@ -36,13 +36,21 @@ lab: $(FOR_LAB) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8
 test: $(FOR_ALL) $(FOR_COLAB) ## Run everything that must hold: lint, types, generated files, all tests (PYTEST_FLAGS="-k kv", WORKERS=4)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(RUN_ENV) mypy
 	$(RUN_ENV) minibatcher labs build --check
 	$(RUN_ENV) python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
+# Every part runs, so that one round shows all there is to mend; the last line names the parts that failed.
 check: $(FOR_ALL) ## Run what takes two minutes, before a commit: lint, types, generated files, quick tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(RUN_ENV) minibatcher labs build --check
+	@begun=$$(date +%s); failed=; \
+	part() { echo "== $$*"; $(RUN_ENV) "$$@" || failed="$$failed, $$*"; }; \
+	part ruff check .; \
+	part ruff format --check .; \
+	part mypy; \
+	part minibatcher labs build --check; \
+	part pytest -q -n $(WORKERS) --dist loadfile --durations=0 --durations-min=5 -m "not slow" $(PYTEST_FLAGS); \
+	if [ -n "$$failed" ]; then echo "check: failed:$${failed#,}"; exit 1; fi; \
+	echo "check: all is well, after $$(($$(date +%s) - begun)) s; make test runs the slow tests too"
 
 book: $(FOR_ALL) ## Build the website of the book in build/book
 	rm -rf build/book

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from .engine import Engine
 from .errors import OutOfMemory
 from .request import Request
+from .runners.base import LaunchingRunner
 from .scheduling.plan import StepPlan
 from .stepping import Done
 
@@ -24,6 +25,8 @@ class AheadEngine(Engine):
     stop string ends still has a place in it, which is then left empty, and its slot and blocks are free one step later.
     Answers are the same. For strategies with paged memory, and a runner that has `launch`.
     """
+
+    runner: LaunchingRunner
 
     def reset(self) -> None:
         self._next: StepPlan | None = None

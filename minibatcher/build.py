@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +19,7 @@ from .model.loader import LoadedModel, load_model
 from .monitor import monitor_for
 from .provenance import provenance
 from .runners.graphs import DecodeGraphs, graph_sizes
+from .runners.model import ModelRunner
 from .runners.padded import PaddedRunner
 from .runners.ragged import RaggedRunner
 from .scheduling import Scheduler, SchedulerConfig, make_scheduler, strategy
@@ -27,7 +29,8 @@ from .scheduling import Scheduler, SchedulerConfig, make_scheduler, strategy
 class EngineOptions:
     """Everything that `Engine.from_model` takes beside the model and the scheduler's own knobs (SchedulerConfig).
 
-    device: "auto" (a GPU if there is one), "cpu" or "cuda". dtype: "auto", "float32", "bfloat16" or "float16".
+    strategy: a name, or a Scheduler class of one's own. device: "auto" (a GPU if there is one), "cpu" or "cuda".
+    dtype: "auto", "float32", "bfloat16" or "float16".
     attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
     max_num_seqs full contexts, as far as memory allows. enable_prefix_caching: requests that begin with the same tokens
@@ -38,7 +41,7 @@ class EngineOptions:
     keep_going: what fails costs its own requests and is warned of, instead of raised.
     """
 
-    strategy: str = "continuous"
+    strategy: str | type[Scheduler] = "continuous"
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
@@ -69,24 +72,29 @@ class EngineOptions:
             raise InvalidParameter(f"seed must be a whole number of at least 0, not {self.seed!r}")
 
 
-def build_engine(model: str | LoadedModel = "bard", **options) -> Engine:
+def build_engine(model: str | LoadedModel = "bard", **options: Any) -> Engine:
     """An engine for a model (a name, or one already loaded) and any of EngineOptions' and SchedulerConfig's fields."""
     engine = assemble_engine(model, **options)
-    engine.runner.allocate()
+    model_runner(engine).allocate()
     return engine
 
 
-def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
-    """The same, but its KV pool takes no memory before `engine.runner.allocate()` or the first step."""
+def model_runner(engine: Engine) -> ModelRunner:
+    """The runner of an engine on a real model."""
+    return cast(ModelRunner, engine.runner)
+
+
+def assemble_engine(model: str | LoadedModel = "bard", **given: Any) -> Engine:
+    """The same, but its KV pool takes no memory before `model_runner(engine).allocate()` or the first step."""
     known = {f.name for f in fields(EngineOptions)}
     knobs = {f.name for f in fields(SchedulerConfig)}
-    unknown = set(options) - known - knobs
+    unknown = set(given) - known - knobs
     if unknown:
         raise InvalidParameter(
             f"unknown engine option {sorted(unknown)[0]!r}; known: {', '.join(sorted(known | knobs))}"
         )
-    config = SchedulerConfig(**{k: v for k, v in options.items() if k in knobs})
-    options = EngineOptions(**{k: v for k, v in options.items() if k in known})
+    config = SchedulerConfig(**{k: v for k, v in given.items() if k in knobs})
+    options = EngineOptions(**{k: v for k, v in given.items() if k in known})
     cls = strategy(options.strategy)
     if isinstance(model, str):
         model = load_model(model, device=resolve_device(options.device), dtype=options.dtype)
@@ -96,13 +104,16 @@ def assemble_engine(model: str | LoadedModel = "bard", **options) -> Engine:
     if cls.kv_layout == "slots":
         config = replace(config, max_num_seqs=kv.num_blocks)  # a batch is full when every slot is taken
     scheduler = make_scheduler(options.strategy, kv, config)
-    runner_class = PaddedRunner if cls.kv_layout == "slots" else RaggedRunner
     num_host_blocks = scheduler.host.num_blocks if scheduler.host else 0
-    runner = runner_class(model, kv, attention, options.seed, num_host_blocks)
+    runner: ModelRunner
+    if cls.kv_layout == "slots":
+        runner = PaddedRunner(model, kv, attention, options.seed, num_host_blocks)
+    else:
+        runner = RaggedRunner(model, kv, attention, options.seed, num_host_blocks)
     header = {"seed": options.seed, **provenance(model, attention)}
     if options.cuda_graphs:
         _check_graphs(model, attention)
-        if cls.kv_layout == "paged":
+        if isinstance(runner, RaggedRunner):
             sizes = graph_sizes(config.max_num_seqs)
             runner.graphs = DecodeGraphs(sizes, kv.blocks_for(max_model_len), model.device)
             header["cuda_graph_sizes"] = sizes

@@ -229,7 +229,7 @@ def _patience(
 ) -> str | None:
     """A sentence if a batch that is not full waits for company as long as a request may wait for its first token."""
     header = timeline.header
-    name = {"static": "batch_timeout_s", "dynamic": "max_queue_delay_s"}.get(header.get("strategy"))
+    name = {"static": "batch_timeout_s", "dynamic": "max_queue_delay_s"}.get(header.get("strategy", ""))
     limits = [limits["ttft_ms"] for limits in (objectives, *class_objectives.values()) if "ttft_ms" in limits]
     if name is None or not limits or 1e3 * header.get(name, 0.0) < min(limits):
         return None

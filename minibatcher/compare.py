@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .build import EngineOptions, assemble_engine, resolve_device
+from .build import EngineOptions, assemble_engine, model_runner, resolve_device
 from .engine import Engine
 from .model.loader import LoadedModel, load_model
 from .prompts import to_requests
 from .request import Request, SamplingParams
-from .scheduling import DEFAULT_STRATEGIES
+from .scheduling import DEFAULT_STRATEGIES, Scheduler
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
 from .workload import Workload, prefix_bound
@@ -21,7 +21,7 @@ def run_comparison(
     workload: Workload,
     *,
     model: str | LoadedModel = "bard",
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str | type[Scheduler]] = DEFAULT_STRATEGIES,
     variants: Variants | None = None,
     params: SamplingParams | None = None,
     declared_max_tokens: int | None = None,
@@ -31,11 +31,11 @@ def run_comparison(
 ) -> dict[str, Timeline]:
     """Serve the same requests under each strategy; returns name → timeline, in the order given.
 
-    The workload must fit the context (Workload.fit_to_context). variants: in place of strategies, label → strategy and
-    what else this run sets (variants.make_variants). params: sampling for all; rows that name an output length are
-    forced to it, and declare declared_max_tokens if given (prompts.forced). keep_going: as Engine's. options: those of
-    Engine.from_model. A short warm-up precedes each run and is not recorded. After an interrupt the strategies that
-    have not begun are left out.
+    The workload must fit the context (Workload.fit_to_context). strategies: names, or Scheduler classes of one's own.
+    variants: in place of strategies, label → strategy and what else this run sets (variants.make_variants). params:
+    sampling for all; rows that name an output length are forced to it, and declare declared_max_tokens if given
+    (prompts.forced). keep_going: as Engine's. options: those of Engine.from_model. A short warm-up precedes each run
+    and is not recorded. After an interrupt the strategies that have not begun are left out.
     """
     variants = variants or make_variants(strategies)
     stand = _Stand(workload, model, variants, params or SamplingParams(), declared_max_tokens, keep_going, options)
@@ -101,7 +101,7 @@ class _Stand:
         self.workload, self.model, self.params, self.declared = workload, model, params, declared_max_tokens
         self.varied = varied(variants)
         self.seed = options.get("seed", defaults.seed)
-        self.engines = {name: assemble_engine(model, **(options | own)) for name, own in variants.items()}
+        self.engines = {name: assemble_engine(model, **{**options, **own}) for name, own in variants.items()}
         for engine in self.engines.values():
             engine.keep_going = keep_going
             for request in self.requests(workload, engine):
@@ -121,8 +121,9 @@ class _Stand:
 
     def start(self, name: str) -> Engine:
         engine = self.engines.pop(name)  # the only reference: whoever drops the engine frees its pool
-        engine.runner.allocate()
-        if not engine.runner.attention.interpreted:  # whose times mean nothing anyway
+        runner = model_runner(engine)
+        runner.allocate()
+        if not runner.attention.interpreted:  # whose times mean nothing anyway
             _warm_up(engine, self.model)
         return engine
 

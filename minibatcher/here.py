@@ -141,7 +141,7 @@ def stale_modules(modules: dict[str, Any] | None = None) -> list[str]:
 
 def project_name(requirement: str) -> str:
     """ "triton>=3.4; sys_platform == 'linux'" → "triton"."""
-    return re.match(r"[A-Za-z0-9._-]+", requirement)[0].lower().replace("_", "-")
+    return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def _needed_here(requirements: Iterable[str] | None) -> list[str]:

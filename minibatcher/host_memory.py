@@ -37,6 +37,7 @@ class _MemoryStatus(ctypes.Structure):
 
 def _windows() -> tuple[int, int]:
     status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
-    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+    kernel32 = getattr(ctypes, "windll").kernel32  # noqa: B009 (only Windows has it, so a type checker elsewhere misses it)
+    if not kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
         raise DeviceError("Windows does not tell how much memory it has")
     return status.total, status.free

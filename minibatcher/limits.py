@@ -81,11 +81,11 @@ class TenantLimit:
 
     def buckets(self) -> tuple[TokenBucket | None, TokenBucket | None]:
         """Full buckets for tokens and for requests; None where there is no limit."""
-        tokens, requests = self.tokens_per_s, self.requests_per_s
-        return (
-            None if tokens is None else TokenBucket(tokens, self.burst_tokens),
-            None if requests is None else TokenBucket(requests, self.burst_requests),
-        )
+
+        def full(rate: float | None, burst: float | None) -> TokenBucket | None:
+            return None if rate is None or burst is None else TokenBucket(rate, burst)
+
+        return full(self.tokens_per_s, self.burst_tokens), full(self.requests_per_s, self.burst_requests)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,8 @@ class Door:
     ) -> None:
         asked = ((requests, 1, "requests"), (tokens, request.max_total_tokens, "tokens"))
         delays = [bucket.delay(amount, now) for bucket, amount, _ in asked if bucket]
-        wait = None if None in delays else max(delays, default=0.0)
+        known = [delay for delay in delays if delay is not None]
+        wait = max(known, default=0.0) if len(known) == len(delays) else None
         for bucket, amount, unit in asked:
             if bucket and bucket.delay(amount, now) != 0:
                 raise RateLimited(

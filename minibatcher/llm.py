@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from .engine import Engine
 from .errors import InvalidParameter
@@ -20,7 +21,7 @@ class Completion:
     text: str
     token_ids: list[int]
     num_prompt_tokens: int
-    finish_reason: FinishReason
+    finish_reason: FinishReason | None  # None where an interrupt came first
     error: str | None = None
 
 
@@ -30,7 +31,7 @@ class LLM:
     Options are those of `Engine.from_model`: strategy, device, dtype, max_num_seqs, ... Raises ModelError, DeviceError.
     """
 
-    def __init__(self, model: str = "bard", **options) -> None:
+    def __init__(self, model: str = "bard", **options: Any) -> None:
         self.engine = Engine.from_model(model, **options)
         self.tokenizer = self.engine.tokenizer
 
@@ -46,7 +47,7 @@ class LLM:
         params: one SamplingParams for all, or one each.
         """
         if isinstance(prompts, str) or (len(prompts) > 0 and _is_token_id(prompts[0])):
-            prompts = [prompts]
+            prompts = cast("list[Prompt]", [prompts])
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -54,7 +55,7 @@ class LLM:
                 f"{len(prompts)} prompts but {len(params)} SamplingParams; give one for all, or one each"
             )
         requests = [
-            Request(f"prompt-{i}", self.engine.encode(prompt), param)
+            Request(f"prompt-{i}", self.engine.encode(cast("Prompt", prompt)), param)
             for i, (prompt, param) in enumerate(zip(prompts, params))
         ]
         self.engine.run(requests, progress=progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 import torch
@@ -111,7 +112,7 @@ def _matrix_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> fl
     best = 0.0
     for n in SIZES[device.type]:
         a = torch.randn(n, n, device=device).to(dtype)
-        took = _median_time(lambda a=a: a @ a, device, seconds / len(SIZES[device.type]))
+        took = _median_time(partial(torch.matmul, a, a), device, seconds / len(SIZES[device.type]))
         best = max(best, 2 * n**3 / took)
         if 8 * took > seconds:  # the next is eight times as much: a dtype that this machine only emulates
             break

@@ -7,7 +7,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -118,7 +118,9 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
 
     output_tokens = sum(inside(t) for r in requests for t in r.token_times)
     prompt_tokens = sum(r.num_prompt_tokens for r in requests if r.token_times and inside(r.token_times[0]))
-    num_served = sum(r.finish_reason in COMPLETED and inside(r.finish_time) for r in requests)
+    num_served = sum(
+        r.finish_reason in COMPLETED and r.finish_time is not None and inside(r.finish_time) for r in requests
+    )
     admitted = sum(len(step.admitted) for step in timeline.steps)
     lost, cached = sum(r.num_lost_tokens for r in requests), sum(r.num_cached_tokens for r in requests)
     let_in = sum(r.num_prompt_tokens for r in requests if r.first_scheduled_time is not None)
@@ -176,7 +178,9 @@ def tpot(request: RequestRecord) -> float | None:
 
 def e2el(request: RequestRecord) -> float | None:
     """End-to-end latency in seconds; None for a request that was aborted or has not ended."""
-    return request.finish_time - request.arrival_time if request.finish_reason in COMPLETED else None
+    if request.finish_time is None or request.finish_reason not in COMPLETED:
+        return None
+    return request.finish_time - request.arrival_time
 
 
 def refusal(error: str | None) -> str:
@@ -265,15 +269,16 @@ def _grouped(requests: Iterable[RequestRecord], key: Callable[[RequestRecord], H
 
 @dataclass
 class Group:
-    """What is kept of a class of requests, or of a tenant. Times in seconds, on the run's clock."""
+    """What is kept of a class of requests, or of a tenant. Times in seconds, on the run's clock; None where a
+    request has no such time."""
 
     n: int = 0
     num_served: int = 0
     num_refused: int = 0
     first_arrival: float = math.inf
     last_token: float = -math.inf
-    ttft: Sequence[float] = field(default_factory=lambda: array("d"))
-    tpot: Sequence[float] = field(default_factory=lambda: array("d"))
+    ttft: MutableSequence[Any] = field(default_factory=lambda: array("d"))
+    tpot: MutableSequence[Any] = field(default_factory=lambda: array("d"))
 
 
 def group_figures(
@@ -348,14 +353,16 @@ def cost(timeline: Timeline, price_per_hour: float) -> dict[str, float | None]:
 def _step_metrics(timeline: Timeline) -> dict[str, Any]:
     steps, slots = timeline.steps, timeline.num_slots
     states: Counter[RowState] = Counter()
-    working, held, finished_padding = [], [], 0
+    num_working: list[int] = []  # rows, by step
+    num_held: list[int] = []
+    finished_padding = 0
     for step in steps:
         counts = Counter(row.state for row in step.rows)
         states.update(counts)
-        held.append(len(step.rows))
-        working.append(sum(row.num_tokens > 0 for row in step.rows))
+        num_held.append(len(step.rows))
+        num_working.append(sum(row.num_tokens > 0 for row in step.rows))
         finished_padding += (step.width or 0) * counts[RowState.FINISHED]
-    working, held = np.array(working), np.array(held)
+    working, held = np.array(num_working), np.array(num_held)
     durations = np.array([step.duration for step in steps])
     computed = sum(step.num_computed_tokens for step in steps)
     padding = sum(step.num_padding_tokens for step in steps)
@@ -373,7 +380,7 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
         "num_preemptions": sum(len(step.preempted) for step in steps),
         "num_swapped_blocks": sum(step.num_swapped_blocks for step in steps),
         "slot_occupancy": ratio(working.sum(), places),
-        "slot_occupancy_time": ratio(working @ durations, durations.sum() * slots) if steps else None,
+        "slot_occupancy_time": ratio(float(working @ durations), durations.sum() * slots) if steps else None,
         "slot_shares": shares | {"idle": ratio(places - held.sum(), places)},
         "batch_fill": ratio(held.sum(), places),
         "batch_efficiency": ratio(working.sum(), held.sum()),

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,7 @@ from .errors import DeviceError, InvalidParameter, MissingDependency
 from .numeric import is_number
 from .timeline import DeviceSample, Timeline
 
+T = TypeVar("T")
 STOP_TIMEOUT_S = 2.0  # a driver that hangs must not hold up the end of a run
 
 
@@ -75,8 +77,10 @@ class GpuMonitor:
 
         The first sample is taken as the block begins and the last as it ends, however it ends.
         """
-        timeline.device_samples = samples = []
-        refusals, stop = {}, threading.Event()
+        samples: list[DeviceSample] = []
+        timeline.device_samples = samples
+        refusals: dict[str, str] = {}
+        stop = threading.Event()
         thread = threading.Thread(
             target=self._sample_until, args=(stop, samples, refusals), name="gpu-monitor", daemon=True
         )
@@ -111,7 +115,7 @@ class GpuMonitor:
     def _sample(self, refusals: dict[str, str]) -> DeviceSample:
         nvml, handle = self._nvml, self._handle
 
-        def told(what: str, ask: Callable[[], float]) -> float | None:
+        def told(what: str, ask: Callable[[], T]) -> T | None:
             try:
                 return ask()
             except nvml.NVMLError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +67,7 @@ def to_requests(
                 )
             token_ids = tokenizer.encode(row.prompt, add_special_tokens=True)
         else:
+            assert row.prompt_tokens is not None  # a row has text or a length
             token_ids = synthetic_prompt(
                 row.prompt_tokens,
                 vocab_size,
@@ -99,7 +101,7 @@ def forced(
     that many, or what its prompt leaves of the context (`room`) if that is less, and ends earlier as if the model had
     stopped: as in practice, where nobody knows how long an answer will be.
     """
-    never_else = {"min_tokens": 0, "ignore_eos": True, "stop": (), "stop_token_ids": ()}
+    never_else: dict[str, Any] = {"min_tokens": 0, "ignore_eos": True, "stop": (), "stop_token_ids": ()}
     if declared_max_tokens is None:
         return replace(params, max_tokens=output_tokens, stop_after=None, **never_else)
     declared = declared_max_tokens if room is None else min(declared_max_tokens, room)

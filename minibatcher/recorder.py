@@ -80,7 +80,8 @@ class TimelineRecorder:
         record = self._record_of(request)
         record.num_output_tokens = request.num_output_tokens
         record.first_scheduled_time = request.first_scheduled_time
-        record.finish_time, record.finish_reason = request.finish_time, request.finish_reason.value
+        record.finish_time = request.finish_time
+        record.finish_reason = None if request.finish_reason is None else request.finish_reason.value
         record.num_preemptions, record.output_text = request.num_preemptions, request.output_text
         record.num_cached_tokens, record.num_lost_tokens = request.num_cached_tokens, request.num_lost_tokens
         record.error = request.error
@@ -100,4 +101,5 @@ def _row(request: Request, num_tokens: int | None) -> RowRecord:
         state = RowState.DECODE if decode else RowState.PREFILL
     else:
         state = RowState.FINISHED if request.finished else RowState.STALLED
+    assert request.slot is not None  # whoever is asked for holds one
     return RowRecord(request.slot, request.request_id, state, num_tokens or 0, context)

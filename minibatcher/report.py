@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -32,7 +33,7 @@ class Comparison(dict):
 
 
 def comparison(
-    timelines: dict[str, Timeline | Tally],
+    timelines: Mapping[str, Timeline | Any],  # Any: a Tally
     *,
     objectives: dict[str, float] | None = None,
     class_objectives: dict[str, dict[str, float]] | None = None,
@@ -61,7 +62,7 @@ def comparison(
     first = next(iter(headers.values()))
     shared = {key: value for key, value in first.items() if all(h.get(key) == value for h in headers.values())}
     keys = dict.fromkeys(key for header in headers.values() for key in header)
-    limits = (objectives or {}) | {"classes": class_objectives}
+    limits: dict[str, Any] = {**(objectives or {}), "classes": class_objectives}
     simulated = "simulated" in clocks.values()
     summaries = {
         name: timeline.summary() if isinstance(timeline, Tally) else summarize(timeline)
@@ -218,12 +219,12 @@ def title_of(clock: str, header: dict[str, Any], num_requests: int) -> str:
     return " · ".join(facts)
 
 
-def _compare_answers(timelines: dict[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
+def _compare_answers(timelines: Mapping[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
     """How many requests could be compared, and where answers part from those of the reference run.
 
     Requests that either run aborted or left unfinished say nothing: they were cut off at some moment.
     """
-    of_strategy = {timeline.header.get("strategy"): name for name, timeline in reversed(timelines.items())}
+    of_strategy = {timeline.header.get("strategy"): name for name, timeline in reversed(list(timelines.items()))}
     reference = next((of_strategy[name] for name in REFERENCES if name in of_strategy), next(iter(timelines)))
     compared, differences = set(), []
     for name, timeline in timelines.items():
@@ -231,7 +232,7 @@ def _compare_answers(timelines: dict[str, Timeline]) -> tuple[int, list[dict[str
             continue
         for request_id, expected in timelines[reference].requests.items():
             record = timeline.requests.get(request_id)
-            found = {"id": request_id, "strategy": name, "reference": reference}
+            found: dict[str, Any] = {"id": request_id, "strategy": name, "reference": reference}
             if record is None:
                 differences.append(found | {"position": None, "token": None, "expected": None})
                 compared.add(request_id)

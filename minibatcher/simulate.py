@@ -15,7 +15,7 @@ from .limits import Limits
 from .prompts import check_declared, forced
 from .request import Request, SamplingParams
 from .runners.roofline import CostModel, RooflineRunner
-from .scheduling import DEFAULT_STRATEGIES, SchedulerConfig, make_scheduler, strategy
+from .scheduling import DEFAULT_STRATEGIES, Scheduler, SchedulerConfig, make_scheduler, strategy
 from .tally import Tally
 from .timeline import Timeline
 from .variants import Variants, make_variants, varied
@@ -26,7 +26,7 @@ DEFAULT_KNOBS = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}  # what la
 
 def simulated_engine(
     cost: CostModel,
-    strategy_name: str,
+    strategy_name: str | type[Scheduler],
     *,
     max_model_len: int,
     block_size: int = 16,
@@ -35,7 +35,7 @@ def simulated_engine(
     header: dict[str, Any] | None = None,
     recorder=None,
     limits: Limits | None = None,
-    **knobs,
+    **knobs: Any,
 ) -> Engine:
     """An engine without a model: a scheduler, a RooflineRunner and a virtual clock.
 
@@ -82,15 +82,15 @@ def run_simulation(
     workload: Workload,
     cost: CostModel,
     *,
-    strategies: Sequence[str] = DEFAULT_STRATEGIES,
+    strategies: Sequence[str | type[Scheduler]] = DEFAULT_STRATEGIES,
     variants: Variants | None = None,
     max_model_len: int | None = None,
     seed: int = 0,
     progress: bool = False,
     keep_timeline: bool = True,
     declared_max_tokens: int | None = None,
-    **options,
-) -> dict[str, Timeline | Tally]:
+    **options: Any,
+) -> dict[str, Timeline | Any]:  # Any: a Tally, for who asks for one with keep_timeline=False
     """Serve a workload in virtual time under each strategy; returns name → timeline, as compare.run_comparison does.
 
     Every row must name its output length. variants: in place of strategies, label → strategy and what else this run
@@ -104,20 +104,20 @@ def run_simulation(
     longest = max(_check_lengths(workload, row) for row in workload)
     check_declared(declared_max_tokens)
     if max_model_len is None:
-        declared = max(row.prompt_tokens + (declared_max_tokens or 0) for row in workload)
+        declared = max((row.prompt_tokens or 0) + (declared_max_tokens or 0) for row in workload)
         max_model_len = max(longest, min(declared, cost.model.max_position_embeddings))
     if max_model_len > cost.model.max_position_embeddings:
         raise InvalidParameter(
             f"max_model_len {max_model_len} is above the context of {cost.model.name}, "
             f"{cost.model.max_position_embeddings} tokens; scale the workload with fit_to_context"
         )
-    timelines = {}
+    timelines: dict[str, Timeline | Any] = {}
     variants = variants or make_variants(strategies)
     header = {"workload": workload.facts(), "seed": seed, "varied": varied(variants)}
     if declared_max_tokens is not None:
         header["declared_max_tokens"] = declared_max_tokens
     for name, own in variants.items():
-        own = options | own
+        own = {**options, **own}
         engine = simulated_engine(
             cost,
             own.pop("strategy"),
@@ -126,9 +126,8 @@ def run_simulation(
             recorder=None if keep_timeline else Tally(),
             **own,
         )
-        requests = (to_request(row, declared_max_tokens, max_model_len) for row in workload)
-        if keep_timeline:
-            requests = list(requests)
+        arriving = (to_request(row, declared_max_tokens, max_model_len) for row in workload)
+        requests = list(arriving) if keep_timeline else arriving
         timelines[name] = timeline = engine.run(requests, progress=progress, total=len(workload))
         kv = engine.scheduler.kv
         if kv.shares_prefixes:
@@ -140,7 +139,7 @@ def run_simulation(
 
 
 def rate_servers(
-    workload: Workload, cost: CostModel, variants: Variants, *, seed: int = 0, **options
+    workload: Workload, cost: CostModel, variants: Variants, *, seed: int = 0, **options: Any
 ) -> Iterator[tuple[str, Callable[[float], Timeline]]]:
     """For each variant, a function that serves the workload at a request rate, as capacity.find_capacity takes it.
 
@@ -161,6 +160,7 @@ def to_request(
     row: WorkloadRequest, declared_max_tokens: int | None = None, max_model_len: int | None = None
 ) -> Request:
     """A request of placeholder tokens, forced to the row's output length (prompts.forced)."""
+    assert row.prompt_tokens is not None and row.output_tokens is not None  # _check_lengths has seen to it
     room = None if max_model_len is None else max_model_len - row.prompt_tokens
     params = forced(SamplingParams(), row.output_tokens, declared_max_tokens, room)
     return prompts.to_request(row, HashedPrompt.of(row), params)

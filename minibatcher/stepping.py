@@ -203,8 +203,9 @@ class Stepper:
         self.scheduler.computed(plan, result.token_ids)
         self._record(self.recorder.stepped, result, ended, now)
         self._leave(ended)
-        for request in ended if self._door else ():
-            self._door.leave(request, now)
+        if self._door:
+            for request in ended:
+                self._door.leave(request, now)
         for request in unheard:  # the others when their clients have heard of it
             self._close(request)
         return Done(result.token_ids, texts, ended)

@@ -58,7 +58,7 @@ class Tally:
         self._launched: tuple[StepPlan, Scheduler, float] | None = None  # and not stepped yet
         self._reasons: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
-        self._sums: Counter[str] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(int)  # whole numbers but for times and shares
         self._states: Counter[RowState] = Counter()
         self._classes: defaultdict[int, Group] = defaultdict(Group)
         self._tenants: defaultdict[str, Group] = defaultdict(Group)
@@ -130,6 +130,7 @@ class Tally:
 
     def closed(self, request: Request) -> None:
         times, sums, latencies = request.token_times, self._sums, self._latencies
+        assert request.finish_reason is not None and request.finish_time is not None  # it has ended
         self._reasons[request.finish_reason.value] += 1
         self._last = max(self._last, request.finish_time)
         if request.finish_reason is FinishReason.REFUSED:

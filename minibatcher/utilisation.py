@@ -94,7 +94,8 @@ def model_flops(timeline: Timeline, cost: CostModel) -> float:
     """
     start, end = timeline.span
     sliced = "slice" in timeline.header
-    num_tokens = num_sampled = pairs = 0
+    num_tokens = num_sampled = 0
+    pairs = 0.0
     for request in timeline.requests.values():
         prompt, made = request.num_prompt_tokens, len(request.token_times)
         first = 0

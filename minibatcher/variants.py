@@ -7,15 +7,19 @@ from itertools import product
 from typing import Any
 
 from .errors import InvalidParameter
+from .scheduling import Scheduler
 
 Variants = Mapping[str, Mapping[str, Any]]  # label → what this run sets beside the common options; `strategy` is a must
 
 SWITCHES = {"enable_prefix_caching": ("no prefix cache", "prefix cache")}  # what a column is called: off, on
 
 
-def make_variants(strategies: Sequence[str], choices: Mapping[str, Sequence[Any]] | None = None) -> dict[str, dict]:
+def make_variants(
+    strategies: Sequence[str | type[Scheduler]], choices: Mapping[str, Sequence[Any]] | None = None
+) -> dict[str, dict[str, Any]]:
     """One variant for each combination of a strategy and a value of each choice, named by what varies.
 
+    strategies: names, or classes of one's own.
     choices: option → values, as {"admission": ["worst-case", "preempt"]}. Repeated values count once.
     Raises InvalidParameter for a name in place of a list of names, and where two variants would be called the same.
     """
@@ -40,4 +44,6 @@ def varied(variants: Variants) -> list[str]:
 
 
 def _called(option: str, value: Any) -> str:
-    return SWITCHES[option][bool(value)] if option in SWITCHES else str(value)
+    if option in SWITCHES:
+        return SWITCHES[option][bool(value)]
+    return str(getattr(value, "name", value))  # a scheduler class is called by its name

@@ -27,6 +27,15 @@ if importlib.util.find_spec("torch"):
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+SLOW = {line for line in (Path(__file__).parent / "slow.txt").read_text().splitlines() if not line.startswith("#")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.name in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
     """The folder of real traces that may lie beside the repository."""

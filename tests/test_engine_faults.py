@@ -14,9 +14,7 @@ from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, PlanError
 from minibatcher.kv import BlockKV
 from minibatcher.request import Request, SamplingParams
-from minibatcher.scheduling import ContinuousScheduler, SchedulerConfig, StepPlan
-
-STRATEGIES = ["solo", "static", "dynamic", "continuous", "chunked"]
+from minibatcher.scheduling import STRATEGIES, ContinuousScheduler, SchedulerConfig, StepPlan
 
 
 def requests(n: int = 5) -> list[Request]:

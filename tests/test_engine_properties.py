@@ -11,8 +11,7 @@ from minibatcher.ahead import AheadEngine
 from minibatcher.engine import Engine
 from minibatcher.errors import RequestRefused
 from minibatcher.request import Request, SamplingParams
-
-STRATEGIES = ["solo", "static", "dynamic", "continuous", "chunked"]
+from minibatcher.scheduling import IN_BOOK, STRATEGIES  # whatever lies in scheduling/: a new file is tested unasked
 
 requests = st.lists(
     st.tuples(
@@ -108,7 +107,7 @@ def test_preemption_happens_and_changes_no_answer(name):
     assert timeline.requests["r0"].num_preemptions == 0  # the oldest always gets its way
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", [cls.name for cls in IN_BOOK])
 def test_first_come_is_first_let_in(name):
     engine = fake_engine(name, max_num_seqs=3, num_blocks=20)
     rows = [Request(f"r{i}", list(range(i + 1)), SamplingParams(max_tokens=9 - i)) for i in range(8)]

@@ -8,13 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import minibatcher  # noqa: E402
 from minibatcher import LLM, Engine, SamplingParams, load_workload  # noqa: E402
 from minibatcher.compare import run_comparison  # noqa: E402
 from minibatcher.errors import InvalidParameter, RequestRefused  # noqa: E402
 from minibatcher.model.loader import load_model  # noqa: E402
 from minibatcher.request import Request  # noqa: E402
 
-STRATEGIES = ["static", "dynamic", "continuous", "chunked"]
+STRATEGIES = [name for name in minibatcher.STRATEGIES if name != "solo"]
 SMALL = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "block_size": 5}
 
 

@@ -72,6 +72,7 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
                 "use float32 or float16"
             )
         return None
+    assert capability is not None  # only the interpreter has none
     name = ".".join(map(str, capability))
     if capability < OLDEST_CAPABILITY:
         return f"the Triton kernels need compute capability 7.5 or later, and this GPU has {name}"

@@ -113,7 +113,7 @@ def calibrate(
 
 
 def _from_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Calibration:
-    seen = sum(r.last_token_time <= horizon for r in run.requests)
+    seen = sum(r.last_token_time is not None and r.last_token_time <= horizon for r in run.requests)
     if seen < MIN_SEEN:
         raise WorkloadError(
             f"only {seen} requests of {run.name} ended in its first {horizon:.1f} s of {run.makespan:.1f} s, "
@@ -121,7 +121,7 @@ def _from_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Calibra
         )
     efficiency = fit_requests(run, cost, horizon)
     cost = replace(cost, efficiency=efficiency)
-    late = sum(r.first_token_time > horizon for r in run.requests)
+    late = sum(r.first_token_time is not None and r.first_token_time > horizon for r in run.requests)
     hold_out = (
         f"Fitted on what the requests had seen {horizon:.1f} s after the first arrival, of {run.makespan:.1f} s in "
         f"all: the TTFT of {len(run.requests) - late} requests and the TPOT of {seen}. Held out: the TTFT of the other "

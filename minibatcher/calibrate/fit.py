@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..runners.roofline import CostModel, Efficiency, StepWork
 from .replay import replay
-from .runs import MeasuredRun, MeasuredSecond, MeasuredStep
+from .runs import MeasuredRequest, MeasuredRun, MeasuredSecond, MeasuredStep
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,12 @@ def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Efficienc
     """
     until = BEYOND * horizon
     begun = [r for r in run.requests if r.first_token_time is not None and r.first_token_time <= horizon]
-    ended = [r for r in run.requests if r.tpot is not None and r.last_token_time <= horizon]
-    ended.sort(key=lambda r: r.last_token_time)
+
+    def last_token(request: MeasuredRequest) -> float:
+        return math.inf if request.last_token_time is None else request.last_token_time
+
+    ended = [r for r in run.requests if r.tpot is not None and last_token(r) <= horizon]
+    ended.sort(key=last_token)
 
     budget = run.config.max_num_batched_tokens
     logged = [
@@ -85,9 +90,11 @@ def fit_requests(run: MeasuredRun, cost: CostModel, horizon: float) -> Efficienc
         outcomes = replay(run, replace(cost, efficiency=efficiency), until)
         ttft, tpot = [], []
         for r in begun:
+            assert r.ttft is not None  # or it would not have begun
             first = outcomes[r.request_id].first_token_time
             ttft.append(log_gap((until if first is None else first) - r.arrival_time, r.ttft, FLOOR_S))
         for r in ended:
+            assert r.tpot is not None
             first, last = outcomes[r.request_id].first_token_time, outcomes[r.request_id].last_token_time
             seconds = math.inf if first is None else (until if last is None else last) - first
             tpot.append(log_gap(seconds / (r.output_tokens - 1), r.tpot))
@@ -162,7 +169,8 @@ def minimise(
     typical, spread = np.log([p.typical for p in limits]), np.array([p.spread for p in limits])
 
     def at(point: np.ndarray) -> Efficiency:
-        return replace(base, **{n: min(float(v), p.high) for n, v, p in zip(names, np.exp(point), limits)})
+        figures: dict[str, Any] = {n: min(float(v), p.high) for n, v, p in zip(names, np.exp(point), limits)}
+        return replace(base, **figures)
 
     def total(point: np.ndarray, values: np.ndarray) -> float:
         return float((weights * huber(values)).sum() + 0.5 * (((point - typical) / spread) ** 2).sum())

@@ -62,6 +62,7 @@ class VllmScheduler(ChunkedScheduler):
     def _release(self) -> None:
         for request in self._ended:
             self.kv.free(request.request_id)
+            assert request.slot is not None  # whoever runs has one
             heapq.heappush(self._free_slots, request.slot)
             request.slot = None
         self._ended = []
@@ -130,6 +131,7 @@ def replay(
             now = max(now, min(moments))
             continue
         result = runner.run(plan)
+        assert result.seconds is not None  # of virtual time
         now += result.seconds
         for request, num_tokens in plan.num_tokens.items():
             request.num_computed_tokens += num_tokens

@@ -66,20 +66,25 @@ def compare(run: MeasuredRun, outcomes: dict[str, Outcome], horizon: float | Non
 
 
 def _ttft_pairs(run: MeasuredRun, outcomes: dict[str, Outcome]) -> list[_Pair]:
-    return [
-        _Pair(outcomes[r.request_id].first_token_time - r.arrival_time, r.ttft, r.first_token_time)
-        for r in run.requests
-        if r.ttft is not None
-    ]
+    pairs = []
+    for r in run.requests:
+        if r.first_token_time is not None:
+            first = outcomes[r.request_id].first_token_time
+            assert first is not None  # the whole run was replayed
+            pairs.append(_Pair(first - r.arrival_time, r.first_token_time - r.arrival_time, r.first_token_time))
+    return pairs
 
 
 def _tpot_pairs(run: MeasuredRun, outcomes: dict[str, Outcome]) -> list[_Pair]:
     return [
-        _Pair(_tpot(outcomes[r.request_id], r), r.tpot, r.last_token_time) for r in run.requests if r.tpot is not None
+        _Pair(_tpot(outcomes[r.request_id], r), r.tpot, r.last_token_time)
+        for r in run.requests
+        if r.tpot is not None and r.last_token_time is not None
     ]
 
 
 def _tpot(outcome: Outcome, request: MeasuredRequest) -> float:
+    assert outcome.first_token_time is not None and outcome.last_token_time is not None  # the whole run was replayed
     return (outcome.last_token_time - outcome.first_token_time) / (request.output_tokens - 1)
 
 

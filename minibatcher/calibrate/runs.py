@@ -38,7 +38,7 @@ class MeasuredRequest:
     @property
     def tpot(self) -> float | None:
         """Seconds from first to last token / (tokens - 1); None with fewer than two tokens."""
-        if self.last_token_time is None or self.output_tokens < 2:
+        if self.first_token_time is None or self.last_token_time is None or self.output_tokens < 2:
             return None
         return (self.last_token_time - self.first_token_time) / (self.output_tokens - 1)
 
@@ -191,7 +191,7 @@ def _log(path: Path, requests: list[MeasuredRequest], kv_room: int) -> list[Meas
     """The server's periodic log, if it kept one. Throughputs in it are tokens a second since the line before."""
     if not path.exists():
         return []
-    firsts = sorted({r.first_token_time for r in requests})
+    firsts = sorted({r.first_token_time for r in requests if r.first_token_time is not None})
     log, previous = [], 0.0
     try:
         with path.open(encoding="utf-8", newline="") as file:

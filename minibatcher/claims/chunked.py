@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ..metrics import itl, summarize, ttft
 from ..runners.roofline import CostModel
@@ -56,8 +57,8 @@ def prefill_stall(
     workload = Workload("decodes, then one prompt", tuple(rows), "Made up for this claim.")
     found = {}
     for policy, (strategy, options) in policies.items():
-        options = {"max_num_batched_tokens": 8_192} | options
-        timeline = run_simulation(workload, cost, strategies=[strategy], **options)[strategy]
+        knobs: dict[str, Any] = {"max_num_batched_tokens": 8_192, **options}
+        timeline = run_simulation(workload, cost, strategies=[strategy], **knobs)[strategy]
         found[policy] = _stall(timeline, policy)
     return found
 
@@ -77,7 +78,9 @@ def _stall(timeline: Timeline, policy: str) -> Stall:
     working = [{row.request_id for row in step.rows if row.num_tokens} for step in steps]
     prefill_steps = sum("newcomer" in names for names in working)
     stalled = {row.request_id for step in steps for row in step.rows if row.state is RowState.STALLED}
-    return Stall(policy, len(during), typical, max(during), len(stalled), ttft(newcomer), prefill_steps)
+    first = ttft(newcomer)
+    assert first is not None  # it was served
+    return Stall(policy, len(during), typical, max(during), len(stalled), first, prefill_steps)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ def budget_sweep(
     workload = profile("azure-conv", num_requests, request_rate=request_rate, seed=seed).fit_to_context(8_192)
     points = []
     for budget in budgets:
-        options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": budget}
+        options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": budget}
         timeline = run_simulation(workload, cost, strategies=["chunked"], **options)["chunked"]
         records = timeline.requests.values()
         first, gaps = [ttft(r) for r in records], [gap for r in records for gap in itl(r)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import numpy as np
 
@@ -15,10 +16,10 @@ def machine(model: str = "llama-3.1-70b", device_name: str = "h100", num_gpus: i
     return CostModel(device(device_name), model_spec(model), num_gpus=num_gpus, **options)
 
 
-def percentile(samples: Iterable[float], q: float) -> float:
-    """Interpolated linearly between sorted samples, as everywhere in metrics."""
-    return float(np.percentile(list(samples), q))
+def percentile(samples: Iterable[float | None], q: float) -> float:
+    """Interpolated linearly between sorted samples, as everywhere in metrics. None raises TypeError."""
+    return float(np.percentile(cast("list[float]", list(samples)), q))
 
 
-def mean(samples: Iterable[float]) -> float:
-    return float(np.mean(list(samples)))
+def mean(samples: Iterable[float | None]) -> float:
+    return float(np.mean(cast("list[float]", list(samples))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..metrics import e2el, summarize
 from ..runners.roofline import CostModel
@@ -58,7 +59,7 @@ def fair_share(
             if rate:
                 rows += [WorkloadRequest(f"c{i}", arrival_s + 0.05 + i / rate, 1_000, 50) for i in range(int(2 * rate))]
             workload = Workload("one among others", tuple(rows), "Made up for this claim.")
-            options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1_100}
+            options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1_100}
             runs = run_simulation(workload, cost, strategies=strategies, **options)
             shares += [_share(timeline, tokens, rate) for timeline in runs.values()]
     return shares
@@ -68,7 +69,9 @@ def _share(timeline: Timeline, neighbour_tokens: int, rate: float) -> FairShare:
     record = timeline.requests["target"]
     mine = [[row for row in step.rows if row.request_id == "target"] for step in timeline.steps]
     held = [i for i, rows in enumerate(mine) if rows]
-    waiting = sum(record.arrival_time < s.end and s.start < record.first_scheduled_time for s in timeline.steps)
+    begun = record.first_scheduled_time
+    assert begun is not None  # it was served
+    waiting = sum(record.arrival_time < s.end and s.start < begun for s in timeline.steps)
     ended = next(i for i, step in enumerate(timeline.steps) if "target" in step.finished)
     running = range(held[0], ended + 1)
     stalled = sum(mine[i][0].num_tokens == 0 for i in running)
@@ -141,7 +144,7 @@ def utilisation_sweep(
         for name, workload in sweep_workloads(max(64, batches * limit), seed).items():
             if workloads is not None and name not in workloads:
                 continue
-            options = {"max_num_seqs": limit, "max_num_batched_tokens": max_num_batched_tokens}
+            options: dict[str, Any] = {"max_num_seqs": limit, "max_num_batched_tokens": max_num_batched_tokens}
             for strategy, timeline in run_simulation(workload, cost, strategies=strategies, **options).items():
                 queued = [i for i, step in enumerate(timeline.steps) if step.num_waiting]
                 windows = {"run": timeline, "backlog": timeline.slice(0, queued[-1] + 1) if queued else None}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import InvalidParameter
 from ..metrics import goodput, itl, tpot, ttft
@@ -110,7 +111,7 @@ def _mixed(workload: Workload, cost: CostModel, options: dict) -> list[RequestRe
     return list(run_simulation(workload, cost, strategies=["chunked"], **options)["chunked"].requests.values())
 
 
-def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **options) -> list[RequestRecord]:
+def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **options: Any) -> list[RequestRecord]:
     """A prefill engine and a decode engine, `cost` each; returns one record a request, its story across both.
 
     The prefill engine makes the first token of each request and is done with it. Its KV cache then takes bytes /
@@ -119,17 +120,16 @@ def split_engines(workload: Workload, cost: CostModel, link_bandwidth: float, **
     prompts = replace(workload, requests=tuple(replace(r, output_tokens=1) for r in workload))
     first = run_simulation(prompts, cost, strategies=["chunked"], **options)["chunked"].requests
     bytes_per_token = cost.model.kv_bytes_per_token(cost.dtype)
-    handed_over = [
-        Request(
-            row.request_id,
-            HashedPrompt.of(replace(row, prompt_tokens=row.prompt_tokens + 1)),  # and the first token
-            SamplingParams(max_tokens=row.output_tokens - 1, ignore_eos=True),
-            arrival_time=first[row.request_id].finish_time + row.prompt_tokens * bytes_per_token / link_bandwidth,
-        )
-        for row in workload
-        if row.output_tokens > 1
-    ]
-    longest = max(r.prompt_tokens + r.output_tokens for r in workload)
+    handed_over, longest = [], 0
+    for row in workload:
+        prompt, output, made = row.prompt_tokens, row.output_tokens, first[row.request_id].finish_time
+        assert prompt is not None and output is not None and made is not None  # or run_simulation had refused it
+        longest = max(longest, prompt + output)
+        if output > 1:
+            tokens = HashedPrompt.of(replace(row, prompt_tokens=prompt + 1))  # and the first token
+            params = SamplingParams(max_tokens=output - 1, ignore_eos=True)
+            arrival = made + prompt * bytes_per_token / link_bandwidth
+            handed_over.append(Request(row.request_id, tokens, params, arrival_time=arrival))
     engine = simulated_engine(cost, "chunked", max_model_len=longest, **options)
     engine.scheduler = DecodeScheduler(engine.scheduler.kv, engine.scheduler.config)
     then = engine.run(handed_over).requests

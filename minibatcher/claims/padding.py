@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..runners.roofline import CostModel
 from ..simulate import run_simulation
@@ -116,7 +117,7 @@ def bucketing(
     workload = lognormal(num_requests, prompt_mean=400, output_mean=60, cv=1.2, seed=seed)
     runs = {}
     for name, bucket in (("arrival", False), ("bucketed", True)):
-        options = {"max_num_seqs": max_num_seqs, "bucket_by_length": bucket}
+        options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "bucket_by_length": bucket}
         runs[name] = batch_waste(run_simulation(workload, cost, strategies=["dynamic"], **options)["dynamic"])
     return runs
 

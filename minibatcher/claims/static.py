@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ..metrics import e2el, queue_time, summarize
 from ..request import SamplingParams
@@ -51,7 +52,7 @@ def tail_latency(
 ) -> dict[str, TailLatency]:
     """Rows 1.4, 2.7: p50 and p99 of latency on requests that resemble the Azure conversation trace, by strategy."""
     workload = profile("azure-conv", num_requests, request_rate=request_rate, seed=seed).fit_to_context(8_192)
-    options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 2_048}
+    options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 2_048}
     found = {}
     for name, timeline in run_simulation(workload, cost, strategies=strategies, **options).items():
         records = list(timeline.requests.values())
@@ -118,7 +119,10 @@ def equal_lengths(
         "uniform": uniform(num_requests, prompt_min=24, prompt_max=1_000, output_min=8, output_max=248, seed=seed),
         "azure-conv": profile("azure-conv", num_requests, request_rate=math.inf, seed=seed).fit_to_context(8_192),
     }
-    options = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 1 << 20}  # whole batches of prompts in one step
+    options: dict[str, Any] = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": 1 << 20,
+    }  # whole batches of prompts in one step
     found = {}
     for name, workload in workloads.items():
         runs = run_simulation(workload, cost, strategies=["static", "continuous"], **options)
@@ -158,10 +162,10 @@ def delay_sweep(
     """
     points = []
     for rate in request_rates:
-        lengths = {"prompt_min": 100, "prompt_max": 100, "output_min": 30, "output_max": 30}
+        lengths: dict[str, Any] = {"prompt_min": 100, "prompt_max": 100, "output_min": 30, "output_max": 30}
         workload = uniform(num_requests, **lengths, request_rate=rate, seed=seed)
         for delay in delays_s:
-            options = {"max_num_seqs": max_num_seqs, "max_queue_delay_s": delay}
+            options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_queue_delay_s": delay}
             timeline = run_simulation(workload, cost, strategies=["dynamic"], **options)["dynamic"]
             points.append(_delay_point(timeline, rate, delay))
     return points
@@ -199,7 +203,7 @@ def closed_loop_delay(
     """
     points = []
     for delay in delays_s:
-        options = {"max_num_seqs": num_clients, "max_queue_delay_s": delay}
+        options: dict[str, Any] = {"max_num_seqs": num_clients, "max_queue_delay_s": delay}
         engine = simulated_engine(cost, "dynamic", max_model_len=prompt_tokens + output_tokens, **options)
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
         engine.add(range(prompt_tokens), params)

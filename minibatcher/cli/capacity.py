@@ -91,11 +91,13 @@ def give_capacities(
         with _ended_like_interrupted():
             for name, serve in servers:
                 say = _quiet if args.quiet else _telling(name)
-                start = None
+                start: float | None = None
                 if args.capacity_range is None:
                     start = _own_rate(serve)
                     say(f"{start:.3g} requests/s when all are there at once")
-                low, high = args.capacity_range or (LOWEST * start, HIGHEST * start)
+                    low, high = LOWEST * start, HIGHEST * start
+                else:
+                    low, high = args.capacity_range
                 capacity = find_capacity(
                     serve,
                     objectives,
@@ -104,7 +106,7 @@ def give_capacities(
                     low=low,
                     high=high,
                     start=start,
-                    on_probe=lambda probe, say=say: say(probe.sentence()),
+                    on_probe=lambda probe: say(probe.sentence()),  # noqa: B023 - called before the next `say`
                 )
                 if capacity.probes:
                     found[name] = capacity

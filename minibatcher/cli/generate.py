@@ -69,19 +69,19 @@ def run(args: argparse.Namespace) -> int:
     check_file(args.json)
     prompts = [_read_input() if prompt == "-" else characters(prompt) for prompt in args.prompt]
     # A stream of random numbers for each place, so that a prompt's text does not depend on how it is served.
-    params = [replace(params, seed=args.seed + i) for i in range(len(prompts))]
+    each = [replace(params, seed=args.seed + i) for i in range(len(prompts))]
     from ..llm import LLM
 
     llm = LLM(load_for(args), strategy=args.strategy, **engine_options(args))
     if len(prompts) == 1 and not args.json:
-        pieces = llm.engine.stream(prompts[0], params[0])  # refused, if at all, before anything is printed
+        pieces = llm.engine.stream(prompts[0], each[0])  # refused, if at all, before anything is printed
         sys.stdout.write(prompts[0])
         for text in pieces:
             sys.stdout.write(text)
             sys.stdout.flush()
         print()
         return 0
-    completions = llm.generate(prompts, params, progress=sys.stderr.isatty())
+    completions = llm.generate(prompts, each, progress=sys.stderr.isatty())
     if args.json:
         rows = [
             {

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from typing import Any
 
 from ..errors import DeviceError, InvalidParameter, MinibatcherError, MissingDependency
 from .options import check_file, complain, seed, whole_number, write_json
@@ -104,6 +105,7 @@ def _report(args: argparse.Namespace) -> int:
             "PyTorch finds no CUDA GPU here, and times without one say nothing of kernels; "
             "--check and --compile need none"
         )
+    sections: tuple[reports.Section, ...]
     if args.check:
         sections = (reports.Section("check", settings={"seed": args.seed}),)
     else:
@@ -188,7 +190,8 @@ class Bar:
 
     def __init__(self, quiet: bool) -> None:
         self.off = quiet or not sys.stderr.isatty()
-        self.bar = self.name = None
+        self.name: str | None = None
+        self.bar: Any = None  # a tqdm
 
     def __call__(self, name: str, done: int, total: int | None) -> None:
         if self.off:

@@ -46,8 +46,10 @@ def shorten_memory(
             "(--declared-max-tokens)."
         )
     if several and "kv_cache_tokens" not in options:
-        used = [row.prompt_tokens + (row.output_tokens or _room(row, max_tokens, max_model_len)) for row in workload]
-        asked = [row.prompt_tokens + _asked(row, declared, max_tokens, max_model_len) for row in workload]
+        used = [
+            (row.prompt_tokens or 0) + (row.output_tokens or _room(row, max_tokens, max_model_len)) for row in workload
+        ]
+        asked = [(row.prompt_tokens or 0) + _asked(row, declared, max_tokens, max_model_len) for row in workload]
         seats = min(max_num_seqs, len(workload))
         wanted = POOL_SHARE * seats * sum(used) / len(used)
         if args.max_model_len and any(strategy(name).kv_layout == "slots" for name in strategies):
@@ -78,14 +80,14 @@ def check_limits(
                 f"--tenant-limit: no request is of tenant {name!r}; tenants of this workload: {known}"
             )
     for row in workload:
-        need = row.prompt_tokens + _asked(row, declared, max_tokens, max_model_len)
+        need = (row.prompt_tokens or 0) + _asked(row, declared, max_tokens, max_model_len)
         asks = f"request {row.request_id!r} asks for {need:,} tokens (prompt + max_tokens)"
         if limits.max_waiting_tokens is not None and need > limits.max_waiting_tokens:
             raise InvalidParameter(
                 f"{asks}, which alone is more than --max-waiting-tokens {limits.max_waiting_tokens:,}; raise it"
             )
         limit = limits.of(row.tenant)
-        if limit is not None and need > limit.burst_tokens:
+        if limit is not None and limit.burst_tokens is not None and need > limit.burst_tokens:
             raise InvalidParameter(
                 f"{asks} at once, and the bucket of tenant {row.tenant!r} holds {limit.burst_tokens:,.0f}; raise its "
                 f"BURST: --tenant-limit {row.tenant}={limit.tokens_per_s:g}:{need}"
@@ -100,4 +102,4 @@ def _asked(row: WorkloadRequest, declared: int | None, max_tokens: int, max_mode
 
 
 def _room(row: WorkloadRequest, num_tokens: int, max_model_len: int) -> int:
-    return max(1, min(num_tokens, max_model_len - row.prompt_tokens))
+    return max(1, min(num_tokens, max_model_len - (row.prompt_tokens or 0)))

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     saved = load_saved(args.efficiency) if args.efficiency is not None else None
     dtype = args.dtype or (saved.dtype if saved else "bfloat16")
     gpu = saved.device if saved and not args.hardware else _device(args.hardware or "h100", dtype)
-    calibration = {"calibration": f"figures kept in {args.efficiency}"} if saved else {}
+    calibration = f"figures kept in {args.efficiency}" if saved else CostModel.calibration
     cost = CostModel(
         gpu,
         model_spec(args.model_spec or (saved.model if saved else "llama-3.1-8b")),
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         efficiency=saved.efficiency if saved else Efficiency.for_device(gpu),
         switched_off=tuple(args.without),
         memory_utilization=options.pop("gpu_memory_utilization", CostModel.memory_utilization),
-        **calibration,
+        calibration=calibration,
     )
     cost.check_fits()
     max_model_len = args.max_model_len or cost.model.max_position_embeddings

@@ -23,7 +23,7 @@ def workload_help(width: int = 96) -> str:
     for name, (draw, own) in [*drawn.items(), (", ".join(profiles()), (profile, ""))]:
         spec = textwrap.wrap(f"{name}:{own}" if own else name, width, initial_indent="  ", subsequent_indent="    ")
         lines += [line.replace(", ", ",") for line in spec] if own else spec  # blanks were for the wrapping alone
-        about = inspect.getdoc(draw).partition("\n\n")[0].replace("`", "")
+        about = (inspect.getdoc(draw) or "").partition("\n\n")[0].replace("`", "")
         lines += textwrap.wrap(about, width, initial_indent="      ", subsequent_indent="      ")
     lines.append(f"All take request_rate, arrivals ({', '.join(ARRIVALS)}; profiles also trace) and arrival_cv.")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,14 @@ def rows(device: str = "cuda", tiny: bool = False) -> Iterator[dict[str, Any]]:
     dtype = torch.bfloat16 if why_not(torch.device(device), torch.bfloat16) is None else torch.float16
     if (reason := why_not(torch.device(device), dtype)) is not None:
         raise DeviceError(reason)
-    small = {"num_requests": (2,), "contexts": (24,), "prompt": 16, "num_decodes": 2, "heads": (2, 1, 16, 16)}
-    rates = {"copy_bytes": 1 << 20, "matrix_sizes": (64,)} if tiny else {}
+    small: dict[str, Any] = {
+        "num_requests": (2,),
+        "contexts": (24,),
+        "prompt": 16,
+        "num_decodes": 2,
+        "heads": (2, 1, 16, 16),
+    }
+    rates: dict[str, Any] = {"copy_bytes": 1 << 20, "matrix_sizes": (64,)} if tiny else {}
     yield from measure(
         timer_for(torch.device(device)), torch.device(device), dtype, jobs(**small if tiny else {}), **rates
     )
@@ -149,7 +156,7 @@ def matrix_rate(timer: Timer, device: torch.device, dtype: torch.dtype, sizes: t
     best = 0.0
     for n in sizes:
         a, b = torch.randn(2, n, n, device=device).to(dtype)
-        best = max(best, 2 * n**3 / timer(lambda a=a, b=b: a @ b))
+        best = max(best, 2 * n**3 / timer(partial(torch.matmul, a, b)))
     return best
 
 
@@ -162,7 +169,7 @@ def _launch(job: Job, launcher, case: Case):
 def _peers(timer: Timer, case: Case) -> dict[str, Any]:
     from .peers import peers
 
-    found = {}
+    found: dict[str, Any] = {}
     for name, prepare in peers(case).items():
         try:
             found[name] = {"seconds": timer(prepare())}

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -149,7 +150,7 @@ CALLS: dict[str, Callable[[Callable[..., Tensor], Case], Tensor]] = {
 }
 
 
-def run_case(kernel: str, launch: Callable[..., Tensor | None], case: Case) -> float:
+def run_case(kernel: str, launch: Callable[..., Any], case: Case) -> float:
     """The largest error of one call of a kernel's launcher; store_kv, which copies, has 0 or infinity."""
     if kernel == "store_kv":
         return _run_store(launch, case)

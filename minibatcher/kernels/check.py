@@ -63,8 +63,12 @@ def rows(device: str = "cpu", seed: int | None = None, most_cases: int | None = 
             yield {**row, "error": None, "ok": False, "failure": failure(problem)}
             continue
         ok = error <= TOLERANCES[dtype]
-        error = error if math.isfinite(error) else None
-        yield {**row, "error": error, "ok": ok, "seconds": time.perf_counter() - begun}
+        yield {
+            **row,
+            "error": error if math.isfinite(error) else None,
+            "ok": ok,
+            "seconds": time.perf_counter() - begun,
+        }
 
 
 def cases(device: str) -> dict[str, tuple]:

@@ -67,8 +67,14 @@ def run_section(
     command = [sys.executable, "-m", __name__, name, json.dumps(settings)]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environ, text=True, encoding="utf-8")
+        assert child.stdout is not None  # a pipe was asked for
         late = threading.Event()
-        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, lambda: (late.set(), child.kill()))
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        timer = threading.Timer(timeout_s or threading.TIMEOUT_MAX, stop)
         timer.daemon = True
         timer.start()
         mistake = None

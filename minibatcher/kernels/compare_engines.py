@@ -48,7 +48,7 @@ def answers(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _served(model, workload: Workload, strategies: Sequence[str]) -> Iterator[dict[str, Any]]:
-    longest = max(r.prompt_tokens + r.output_tokens for r in workload)
+    longest = max((r.prompt_tokens or 0) + (r.output_tokens or 0) for r in workload)
     for attention in ATTENTION:
         for strategy in strategies:
             row = {
@@ -59,7 +59,11 @@ def _served(model, workload: Workload, strategies: Sequence[str]) -> Iterator[di
                 "strategy": strategy,
                 "requests": len(workload),
             }
-            options = {"max_num_seqs": 8, "max_model_len": longest, "max_num_batched_tokens": max(256, longest)}
+            options: dict[str, Any] = {
+                "max_num_seqs": 8,
+                "max_model_len": longest,
+                "max_num_batched_tokens": max(256, longest),
+            }
             try:
                 found = run_comparison(workload, model=model, strategies=[strategy], attention=attention, **options)
             except Exception as problem:

@@ -186,11 +186,14 @@ def configurations(target: int) -> list[tuple[str, str, Shape]]:
     half, other = ("bfloat16", "float16") if target >= 80 else ("float16", None)
     dtypes = {"half": half, "other half": other, "float32": "float32"}
     return [
-        (kernel, dtypes[key], shape) for key, some in CONFIGURATIONS.items() if dtypes[key] for kernel, shape in some
+        (kernel, dtype, shape)
+        for key, some in CONFIGURATIONS.items()
+        if (dtype := dtypes[key]) is not None
+        for kernel, shape in some
     ]
 
 
-def launches(kernel: str, dtype: str, shape: Shape) -> Iterator[tuple[str, Callable[[], object]]]:
+def launches(kernel: str, dtype_name: str, shape: Shape) -> Iterator[tuple[str, Callable[[], object]]]:
     """The launchers on small tensors: two requests, one that decodes and one that is at a chunk of its prompt."""
     import torch
 
@@ -199,7 +202,7 @@ def launches(kernel: str, dtype: str, shape: Shape) -> Iterator[tuple[str, Calla
     from ..attention.triton_ragged import ragged_attention
     from ..attention.triton_store import store_kv
 
-    dtype = getattr(torch, dtype)
+    dtype = getattr(torch, dtype_name)
     size, scale = shape.head_dim, shape.head_dim**-0.5
     cache = torch.empty(4, shape.block_size, shape.num_kv_heads, size, dtype=dtype)
     packed = torch.empty(21, shape.num_heads + 2 * shape.num_kv_heads, size, dtype=dtype)
@@ -232,4 +235,5 @@ def _resources(cubin: bytes) -> tuple[int, int]:
             [tool, "--dump-resource-usage", file.name], capture_output=True, encoding="utf-8", check=True
         )
     found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    assert found is not None, f"cuobjdump tells no registers: {done.stdout}"
     return int(found[1]), int(found[2])

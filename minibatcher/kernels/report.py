@@ -54,7 +54,7 @@ def make_report(
     A section that fails or runs out of time keeps its rows, and the next one begins. trial: tiny sizes, to try the way.
     """
     device = torch.device(device)
-    report = {
+    report: dict[str, Any] = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -67,8 +67,8 @@ def make_report(
         "sections": {},
     }
     for section in sections:
-        done = report["sections"][section.name] = {"rows": [], "planned": None, "seconds": None}
-        done |= {"error": None, "mistake": False}
+        done: dict[str, Any] = {"rows": [], "planned": None, "seconds": None, "error": None, "mistake": False}
+        report["sections"][section.name] = done
         begun = time.perf_counter()
         try:
             _collect(section, device, trial, done, progress)

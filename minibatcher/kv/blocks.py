@@ -90,6 +90,13 @@ class BlockKV:
             table.extend(self._free.pop() for _ in range(missing))
         return True
 
+    def lookup(self, tokens: TokenSlice, num_tokens: int) -> list[int]:
+        """Blocks that hold the beginning of these tokens already (prefix.PrefixKV); here none."""
+        return []
+
+    def publish(self, request_id: str, tokens: TokenSlice, num_computed_tokens: int) -> None:
+        """So many tokens of a request are computed (prefix.PrefixKV may share them); here nobody is told."""
+
     def free(self, request_id: str) -> None:
         """Give all blocks of this request back. A request without blocks is no error: it may never have started."""
         self._free.extend(reversed(self._tables.pop(request_id, ())))

@@ -34,8 +34,8 @@ def exercise_problems(masters: dict[Path, Any], exercises: dict[str, Exercise]) 
         cells: dict[str, list[str]] = {}
         for cell in nb.cells:
             problems += _cell_problems(cell, path.name, exercises)
-            if role_of(cell):
-                cells.setdefault(cell.metadata["minibatcher"]["exercise"], []).append(role_of(cell))
+            if role := role_of(cell):
+                cells.setdefault(cell.metadata["minibatcher"]["exercise"], []).append(role)
         text = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
         for exercise_id, roles in cells.items():
             where = f"{path.name}: exercise {exercise_id!r}"
@@ -103,8 +103,8 @@ def leaks(lab: Any, masters: Iterable[Any], name: str) -> list[str]:
     problems = []
     given = "\n".join(cell.source for cell in lab.cells)
     compact = _compact(given)
-    if _MARKERS.search(given):
-        problems.append(f"{name} holds a solution marker ({_MARKERS.search(given)[0]}); run: minibatcher labs build")
+    if marker := _MARKERS.search(given):
+        problems.append(f"{name} holds a solution marker ({marker[0]}); run: minibatcher labs build")
     for cell in lab.cells:
         if cell.cell_type == "code" and (cell.outputs or cell.execution_count is not None):
             problems.append(f"{name}: cell {cell.id} was executed; a student's copy has no outputs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidParameter
 
@@ -48,12 +48,13 @@ def show_diff(old: object, new: object, *, names: tuple[str, str] | None = None,
     """
     import difflib
 
-    names = names or tuple(getattr(thing, "__name__", "") for thing in (old, new))
-    lines = difflib.unified_diff(*(_source(thing).splitlines() for thing in (old, new)), *names, n=context, lineterm="")
+    before, after = names or (getattr(old, "__name__", ""), getattr(new, "__name__", ""))
+    old_lines, new_lines = _source(old).splitlines(), _source(new).splitlines()
+    lines = difflib.unified_diff(old_lines, new_lines, before, after, n=context, lineterm="")
     _display_code("\n".join(lines), "diff")
 
 
-def _source(thing: object) -> str:
+def _source(thing: Any) -> str:
     import inspect
 
     return (thing if isinstance(thing, str) else inspect.getsource(thing)).rstrip()

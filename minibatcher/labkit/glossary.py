@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,8 +50,7 @@ def load_terms() -> tuple[Term, ...]:
     """The terms, in the file's order."""
     lists = ("also", "avoid")
     return tuple(
-        Term(**{key: tuple(value) if key in lists else value for key, value in entry.items()})
-        for entry in _read()["term"]
+        Term(**{**entry, **{key: tuple(entry[key]) for key in lists if key in entry}}) for entry in _read()["term"]
     )
 
 
@@ -105,7 +105,7 @@ def _line(term: Term) -> str:
     return textwrap.fill(line, LINE, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _display(head: tuple[str, ...], rows: list[tuple[str, ...]], text: str, french: int | None = None) -> None:
+def _display(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], text: str, french: int | None = None) -> None:
     """A table as HTML; `text` says the same where HTML is not shown. french: the column whose words are French."""
     from IPython.display import display
 

@@ -64,8 +64,10 @@ class Guess:
     @property
     def close(self) -> bool:
         """Whether the guess is right or nearly so: no choice is nearly right."""
-        if self.right or self.choices or None in (self.guess, self.truth):
+        if self.right or self.guess is None or self.truth is None:
             return self.right
+        if isinstance(self.guess, str) or isinstance(self.truth, str):
+            return False
         gap, truth = abs(self.guess - self.truth), abs(self.truth)
         return gap <= min(CLOSE_POINTS, truth / 2) if self.unit == "%" else gap <= CLOSE * truth
 
@@ -78,7 +80,7 @@ class Guess:
             return "no guess"
         if self.right:
             return "exactly right"
-        if self.choices:
+        if isinstance(self.guess, str) or isinstance(self.truth, str):
             return "the other one" if len(self.choices) == 2 else "another one"
         low = self.guess < self.truth
         points = "percentage points" if self.unit == "%" else self.unit

@@ -65,12 +65,9 @@ def running_comparison(
         raise InvalidParameter("give a model to measure, or cost=… to simulate, and not both")
     if cost is not None:
         workload = profile("azure-conv", 200, request_rate=6.0, seed=0).fit_to_context(8_192)
-        options = {
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 512,
-            "variants": _variants(strategies, 8_192),
-        } | options
-        return run_simulation(workload, cost, **options)
+        simulated = {"max_num_seqs": 32, "max_num_batched_tokens": 512, "variants": _variants(strategies, 8_192)}
+        return run_simulation(workload, cost, **{**simulated, **options})
+    assert model is not None
     large = model.device.type == "cuda"
     workload = book_workload(128 if large else 32)
     budget = 512 if large else 64

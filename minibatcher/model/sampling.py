@@ -37,7 +37,7 @@ def sample(
     if not sampled:
         return greedy
     chosen = [params[row] for row in sampled]
-    arrays = [
+    arrays: list[np.ndarray] = [
         np.array(sampled, dtype=np.int64),
         np.array([p.temperature for p in chosen], dtype=np.float32),
         np.array([uniforms[row] for row in sampled], dtype=np.float64),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,4 +32,25 @@ class Runner(Protocol):
         Raises OutOfMemory where the device has no room for it. A runner that has `release()` is then told to give its
         KV pool's memory back, and finds a smaller pool in the next plan.
         """
+        ...
+
+
+class OnItsWay(Protocol):
+    """A step that the device may still be working on."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Those that get a token."""
+        ...
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        ...
+
+
+class LaunchingRunner(Runner, Protocol):
+    """A runner that need not be waited for."""
+
+    def launch(self, plan: StepPlan) -> OnItsWay:
+        """As `run`, but returns at once."""
         ...

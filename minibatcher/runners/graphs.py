@@ -8,6 +8,7 @@ of n requests runs in the smallest that holds n: the rows left over are padding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
-def record_cuda_graph(run: Callable[[], Tensor], memory: tuple | None) -> Recording:
+def record_cuda_graph(run: Callable[[], Tensor], memory: Any) -> Recording:
     """Record what `run` puts on the device. memory: a pool that recordings share, since one runs at a time."""
     run()  # compiles kernels and sets up libraries, which can't be recorded
     graph = torch.cuda.CUDAGraph()

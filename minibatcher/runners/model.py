@@ -72,10 +72,8 @@ class ModelRunner:
         kv, config = self.kv, self.config
         shape = (2, kv.num_blocks, kv.block_size, config.num_kv_heads, config.head_dim)
         try:
-            return [
-                tuple(torch.zeros(shape, dtype=self.dtype, device=self.device).unbind(0))
-                for _ in range(config.num_layers)
-            ]
+            layers = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(config.num_layers))
+            return [(layer[0], layer[1]) for layer in layers]
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

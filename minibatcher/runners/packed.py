@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,13 +51,13 @@ class TableArrays:
 
     def of(self, requests: Iterable[Request]) -> list[np.ndarray]:
         """The whole table of each request, int32. Those of requests that are not asked for are forgotten."""
-        known = {}
+        known: dict[str, tuple[list[int], np.ndarray]] = {}
         for request in requests:
             table = self._kv.table(request.request_id)
-            before, array = self._known.get(request.request_id, (None, None))
-            if before is not table:  # another list: the request is new, or came back from a preemption
+            before = self._known.get(request.request_id)
+            if before is None or before[0] is not table:  # the request is new, or came back from a preemption
                 array = np.array(table, dtype=np.int32)
-            elif len(array) < len(table):
+            elif len(array := before[1]) < len(table):
                 array = np.concatenate([array, np.array(table[len(array) :], dtype=np.int32)])
             known[request.request_id] = table, array
         self._known = known
@@ -67,7 +67,9 @@ class TableArrays:
 def pack(plan: StepPlan, tables: TableArrays, block_size: int) -> PackedStep:
     """Lay the tokens of a plan's requests end to end, in the plan's order."""
     token_ids: list[int] = []
-    positions, slots, query_lens, context_lens, used = [], [], [], [], []
+    positions: list[Sequence[int] | np.ndarray] = []
+    slots: list[Sequence[int] | np.ndarray] = []
+    query_lens, context_lens, used = [], [], []
     for (request, num_tokens), table in zip(plan.num_tokens.items(), tables.of(plan.num_tokens)):
         start = request.num_computed_tokens
         stop = start + num_tokens

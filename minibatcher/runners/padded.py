@@ -19,24 +19,25 @@ class PaddedRunner(ModelRunner):
     """
 
     def _launch(self, plan: StepPlan) -> Launched:
+        assert plan.width is not None, "a padded step has a width"
         width, num_rows = plan.width, len(plan.num_tokens)
-        token_ids = np.full((num_rows, width), self.config.pad_token_id or 0, dtype=np.int64)
-        starts, slots, newest, sampled = [], [], [], []
+        padded = np.full((num_rows, width), self.config.pad_token_id or 0, dtype=np.int64)
+        starts, slots, ends, sampled = [], [], [], []
         for row, (request, num_tokens) in enumerate(plan.num_tokens.items()):
             start = request.num_computed_tokens
             if num_tokens == 0:
                 start -= 1
             real = request.token_slice(start, start + max(num_tokens, 1))
-            token_ids[row, : len(real)] = real
+            padded[row, : len(real)] = real
             starts.append(start)
             slots.append(self.kv.table(request.request_id)[0])
             if num_tokens:
-                newest.append(row * width + len(real) - 1)
+                ends.append(row * width + len(real) - 1)
                 sampled.append(request)
-        positions = np.array(starts)[:, None] + np.arange(width)
-        slot_mapping = (np.array(slots)[:, None] * self.kv.block_size + positions).ravel()
-        fresh = np.array([slot for slot, start in zip(slots, starts) if start == 0], dtype=np.int64)
-        arrays = [token_ids.ravel(), positions, slot_mapping, np.array(slots), np.array(newest, dtype=np.int64), fresh]
+        places = np.array(starts)[:, None] + np.arange(width)
+        mapping = (np.array(slots)[:, None] * self.kv.block_size + places).ravel()
+        blank = np.array([slot for slot, start in zip(slots, starts) if start == 0], dtype=np.int64)
+        arrays = [padded.ravel(), places, mapping, np.array(slots), np.array(ends, dtype=np.int64), blank]
         token_ids, positions, slot_mapping, rows, newest, fresh = to_device(arrays, self.device)
         batch = PaddedBatch(rows, positions, slot_mapping, slots, max(starts) + width)
         self._clear(fresh)

@@ -41,15 +41,16 @@ class RaggedRunner(ModelRunner):
     def _launch(self, plan: StepPlan) -> Launched:
         step = pack(plan, self.tables, self.kv.block_size)
         done = [(i, r) for i, (r, n) in enumerate(plan.num_tokens.items()) if n == r.num_pending_tokens]
-        newest = (np.cumsum(step.query_lens) - 1)[[i for i, _ in done]]
+        last = (np.cumsum(step.query_lens) - 1)[[i for i, _ in done]]
         requests = [request for _, request in done]
         if self.graphs is not None and self.graphs.can_run(step):
             hidden = self.graphs.run(step)
-            (newest,) = to_device([newest], self.device)
+            (newest,) = to_device([last], self.device)
             return self.sample(hidden[newest], requests, num_computed_tokens=len(hidden))
-        arrays = [step.slot_mapping, step.cu_seqlens_q, step.context_lens, step.block_tables]
-        token_ids, positions, newest, *rows = to_device([step.token_ids, step.positions, newest, *arrays], self.device)
-        batch = RaggedBatch(*rows, step.query_lens, step.context_lens.tolist())
+        arrays = [step.token_ids, step.positions, last, step.slot_mapping]
+        arrays += [step.cu_seqlens_q, step.context_lens, step.block_tables]
+        token_ids, positions, newest, mapping, cu_seqlens_q, context_lens, tables = to_device(arrays, self.device)
+        batch = RaggedBatch(mapping, cu_seqlens_q, context_lens, tables, step.query_lens, step.context_lens.tolist())
         return self.sample(self.forward(token_ids, positions, batch)[newest], requests)
 
     def forward(self, token_ids: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:

@@ -75,10 +75,10 @@ class StepWork:
     or from host memory, empty places of their blocks included.
     """
 
-    num_tokens: int
-    num_sampled: int
-    num_requests: int
-    kv_tokens_read: int
+    num_tokens: float  # whole numbers, but for means over several steps
+    num_sampled: float
+    num_requests: float
+    kv_tokens_read: float
     decode_pairs: float
     prefill_pairs: float
     num_attention_calls: int = 1
@@ -178,7 +178,7 @@ class CostModel:
         }
         return {name: 0.0 if name in self.switched_off else value for name, value in terms.items()}
 
-    def _product(self, parameters: int, rows: int) -> float:
+    def _product(self, parameters: int, rows: float) -> float:
         """Seconds to multiply `rows` rows with weights that are streamed once.
 
         Loads and arithmetic overlap, but not wholly: √(memory² + compute²) is the larger of the two far from the ridge
@@ -193,12 +193,13 @@ class CostModel:
         compute = 2.0 * parameters * rows / (device.rate(self.dtype) * n * e.compute)
         return math.hypot(memory, compute)
 
-    def _all_reduce(self, num_tokens: int, latency_s: float = 10e-6) -> float:
+    def _all_reduce(self, num_tokens: float, latency_s: float = 10e-6) -> float:
         """Two ring all-reduces a layer over hidden states (Shoeybi et al., Megatron-LM, 2019, section 3)."""
         n = self.num_gpus
         if n == 1:
             return 0.0
         size = num_tokens * self.model.hidden_size * BYTES[self.dtype]
+        assert self.device.link_bandwidth is not None  # __post_init__ has seen to it
         return 2 * self.model.num_layers * (latency_s + 2 * (n - 1) / n * size / self.device.link_bandwidth)
 
     def _swap(self, num_tokens: int) -> float:

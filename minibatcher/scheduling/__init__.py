@@ -1,8 +1,14 @@
-"""The batching strategies: one file each, told apart by the plan that they make."""
+"""The batching strategies: one file each, told apart by the plan that they make.
+
+A file that is laid beside them is found by itself: a Scheduler with a `name` of its own is a strategy of that name.
+"""
 
 from __future__ import annotations
 
-from ..errors import UnknownName
+from importlib import import_module
+from pkgutil import iter_modules
+
+from ..errors import InvalidParameter, UnknownName
 from ..kv.blocks import BlockKV
 from .base import Scheduler
 from .chunked import ChunkedScheduler
@@ -13,20 +19,44 @@ from .plan import StepPlan, Swap, Wait, WaitReason
 from .solo import SoloScheduler
 from .static import StaticScheduler
 
-STRATEGIES: dict[str, type[Scheduler]] = {
-    cls.name: cls for cls in (SoloScheduler, StaticScheduler, DynamicScheduler, ContinuousScheduler, ChunkedScheduler)
-}
+IN_BOOK = (
+    SoloScheduler,
+    StaticScheduler,
+    DynamicScheduler,
+    ContinuousScheduler,
+    ChunkedScheduler,
+)  # as it teaches them
 DEFAULT_STRATEGIES = ("static", "dynamic", "continuous", "chunked")  # what a comparison runs unless told otherwise
 
 
-def strategy(name: str) -> type[Scheduler]:
-    """The scheduler class of that name. Raises UnknownName, which lists the known ones."""
+def _found() -> dict[str, type[Scheduler]]:
+    """Name → class: the book's, then those of the other files here. Raises InvalidParameter for a name given twice."""
+    found: dict[str, type[Scheduler]] = {cls.name: cls for cls in IN_BOOK}
+    for module in sorted(f"{__name__}.{info.name}" for info in iter_modules(__path__)):
+        for cls in vars(import_module(module)).values():
+            if not isinstance(cls, type) or not issubclass(cls, Scheduler) or cls.__module__ != module:
+                continue
+            if "name" in vars(cls) and found.setdefault(cls.name, cls) is not cls:
+                where = f"{found[cls.name].__module__} and {module}"
+                raise InvalidParameter(f"two strategies are called {cls.name!r}, in {where}; rename one")
+    return found
+
+
+STRATEGIES = _found()
+
+
+def strategy(name: str | type[Scheduler]) -> type[Scheduler]:
+    """The scheduler class of that name; or the class itself, if it is one. Raises UnknownName with those known."""
+    if isinstance(name, type) and issubclass(name, Scheduler):
+        if not isinstance(getattr(name, "name", None), str):
+            raise InvalidParameter(f'{name.__name__} needs a name for tables and files: name = "..." in its class body')
+        return name
     if name not in STRATEGIES:
         raise UnknownName("strategy", name, list(STRATEGIES))
     return STRATEGIES[name]
 
 
-def make_scheduler(name: str, kv: BlockKV, config: SchedulerConfig) -> Scheduler:
+def make_scheduler(name: str | type[Scheduler], kv: BlockKV, config: SchedulerConfig) -> Scheduler:
     return strategy(name)(kv, config)
 
 

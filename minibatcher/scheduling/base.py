@@ -184,7 +184,7 @@ class Scheduler(ABC):
         slot, request.slot = request.slot, None
         self.running.remove(request)
         self.kv.free(request.request_id)
-        heapq.heappush(self._free_slots, slot)
+        heapq.heappush(self._free_slots, slot)  # type: ignore[misc]  # whoever runs has a slot
 
     def _has_room(self, request: Request, num_tokens: int) -> bool:
         """Its last block has room for `num_tokens` more tokens; what most decodes find, so it asks nobody."""

@@ -164,7 +164,7 @@ def _shown_ticks(axis: Axis) -> list:
 def _points(text: Text) -> float:
     """Size of its smallest letters: raised and lowered ones of a formula have 70 %."""
     formula = text.get_text().count("$") > 1 and any(sign in text.get_text() for sign in "^_")
-    return text.get_fontsize() * (0.7 if formula else 1.0)
+    return float(text.get_fontsize()) * (0.7 if formula else 1.0)
 
 
 def _subfigures(figure) -> Iterator:

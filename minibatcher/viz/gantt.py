@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -43,7 +44,8 @@ def plot_gantt(timeline: Timeline, *, most: int = 40) -> Figure:
     origin = timeline.span[0]
     answered = [(r.token_times[0] - origin, row_of[r.request_id]) for r in shown if r.token_times]
     if answered:
-        ax.scatter(*zip(*answered), marker="|", s=110, color="black", linewidths=1.6, zorder=3)
+        when, rows = zip(*answered)
+        ax.scatter(when, rows, marker="|", s=110, color="black", linewidths=1.6, zorder=3)
     ax.set(xlim=(0, timeline.duration or 1.0), ylim=(len(shown) - 0.5, -0.5))
     ax.set_yticks(range(len(shown)), [clipped(name) for name in row_of], fontsize="small")
     ax.set_ylabel("request")
@@ -54,7 +56,7 @@ def plot_gantt(timeline: Timeline, *, most: int = 40) -> Figure:
         figure,
         f"{timeline.header.get('strategy', 'run')}: {counted(len(everybody), 'request')} in order of arrival{nth}",
     )
-    keys = [Line2D([], [], color=QUEUE, linewidth=2, label="queued")]
+    keys: list[Artist] = [Line2D([], [], color=QUEUE, linewidth=2, label="queued")]
     keys += state_keys([kind for kind in KINDS if any(run.kind == kind for run in runs)])
     if num_gaps:
         keys.append(Line2D([], [], color=LOST, linewidth=2, linestyle="--", label="preempted, queued again"))

@@ -39,7 +39,8 @@ def plot_kv_occupancy(timelines: Timeline | Mapping[str, Timeline]) -> Figure:
         ax.fill_between(times, 0, filled, step="post", color=FILLED, linewidth=0)
         ax.fill_between(times, reserved, reserved + cached, step="post", color=CACHED, linewidth=0)
         any_cached |= bool(cached.any())
-        held, spans = ratio(filled[:-1] @ np.diff(times), 1.0), np.diff(times)
+        spans = np.diff(times)
+        held = float(filled[:-1] @ spans)
         room = float(reserved[:-1] @ spans)
         total = float(pool * spans.sum()) or 1.0
         facts = f"{percent(room / total)} reserved, {percent(held / total)} filled"

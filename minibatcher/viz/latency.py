@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ from .sheet import (
     tidy,
 )
 
-LATENCIES = {
+LATENCIES: dict[str, tuple[str, Callable[[Timeline], list[float | None]]]] = {
     "TTFT": ("time to first token", lambda t: [ttft(r) for r in t.requests.values()]),
     "ITL": ("inter-token latency", lambda t: [gap for r in t.requests.values() for gap in itl(r)]),
     "E2EL": ("end-to-end latency", lambda t: [e2el(r) for r in t.requests.values()]),
@@ -97,8 +97,8 @@ def plot_latency_sweep(timelines: Mapping[float, Timeline], knob: str) -> Figure
     """
     if not timelines or not all(is_number(value) for value in timelines):
         raise InvalidParameter(f"a sweep needs runs by numbers of the knob {knob!r}, not {list(timelines)!r}")
-    runs = by_name({value: timelines[value] for value in sorted(timelines)}, "a sweep")
-    values, label = np.array(list(runs), dtype=float), KNOBS.get(knob, knob)
+    runs = by_name({str(value): timelines[value] for value in sorted(timelines)}, "a sweep")
+    values, label = np.array(sorted(timelines), dtype=float), KNOBS.get(knob, knob)
     figure = new_sheet(4.1)
     clock = clocks(runs.values())
     sentences = []

@@ -157,7 +157,7 @@ def recent(timeline: Timeline, now: float, window_s: float = WINDOW_S) -> dict[s
     last = timeline.steps[-1] if timeline.steps else None
     blocks = last.num_blocks if last else 0
     samples = timeline.device_samples if window_s == math.inf else timeline.device_samples[-1:]
-    busy_gpu, memory, power = ([v for v in values if v is not None] for values in list(zip(*samples))[1:] or [[]] * 3)
+    busy_gpu, memory, power = ([v for v in values if v is not None] for values in list(zip(*samples))[1:] or [()] * 3)
     return {
         "clock": timeline.clock,
         "time_s": now,

@@ -148,7 +148,7 @@ def all_tables(timeline: Timeline) -> tuple[Iterator[dict[str, list[int]]], int]
             wrong[whole_prompts] = sum(n != step.kv_used_blocks for n, step in zip(used, timeline.steps))
     if not wrong:
         raise InvalidParameter(OVERFULL)
-    best = min(wrong, key=wrong.get)
+    best = min(wrong, key=wrong.__getitem__)
     return replay(timeline, best), wrong[best]
 
 

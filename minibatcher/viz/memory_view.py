@@ -14,7 +14,7 @@ from .interactive import Interactive
 from .kv import block_size
 from .memory_map import MARKS, NAMES, STRENGTHS, all_tables, check_tables, plot_memory_map, pool_tokens, row_tokens
 from .palette import OKABE_ITO, REQUEST_COLOURS, request_colour
-from .sheet import by_name, percent, plain, short
+from .sheet import alt_of, by_name, percent, plain, short
 
 MOST_MOMENTS = 1_000  # of a run; of a longer one every second is shown, or every third, …
 TEXT_MOMENTS = 10
@@ -72,13 +72,14 @@ def memory_view(timelines: Timeline | Mapping[str, Timeline], *, max_moments: in
         words.append(f"{name}: on average {_average(moments)}")
         fullest = max(moments, key=lambda moment: moment.used).time  # of the last run, as in the still picture
     still = plot_memory_map(timelines)
-    data["start"], data["alt"] = fullest, f"{still.alt} {'; '.join(words)}."
+    data["start"], data["alt"] = fullest, f"{alt_of(still)} {'; '.join(words)}."
     return Interactive("memory", data, arrays, still=still, alt=data["alt"], text="\n\n".join(texts))
 
 
 def moments_of(timeline: Timeline) -> list[tuple[float, int | None]]:
     """When what is held changes, in seconds since the first arrival: the position of the step that begins, or None."""
-    origin, found = timeline.span[0], []
+    origin = timeline.span[0]
+    found: list[tuple[float, int | None]] = []
     for position, step in enumerate(timeline.steps):
         found.append((step.start - origin, position))
         following = timeline.steps[position + 1] if position + 1 < len(timeline.steps) else None
@@ -122,12 +123,17 @@ def _pack(timeline: Timeline, most: int) -> tuple[dict[str, Any], dict[str, np.n
         "duration": max(timeline.duration, shown[-1][0]),
         "requests": [_story(timeline, name, origin) for name in known],
     }
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "time": np.array([time for time, _ in shown], np.float64),
         "rows": np.array(rows.spans, np.int32).reshape(-1),
         "holds": np.array(holds.spans, np.int32).reshape(-1),
     }
-    return data, arrays, [_moment(timeline, *where, *held.get(where[1], ((), 0))) for where in shown]
+    nobody: tuple[Sequence[RowRecord], int] = ((), 0)
+    figures = []
+    for time, where in shown:
+        rows_then, reserved = nobody if where is None else held.get(where, nobody)
+        figures.append(_moment(timeline, time, where, rows_then, reserved))
+    return data, arrays, figures
 
 
 class _Rows:

@@ -22,6 +22,7 @@ from ..workload import lognormal
 from .interactive import Interactive
 from .palette import HATCHES, LABELS, PADDING, REQUEST_COLOURS, tint
 from .plots import HATCH_GREY, LEGEND, STRENGTH
+from .sheet import alt_of, finish
 
 ORDERS = {"arrival": "as they came", "sorted": "sorted by prompt", "bucketed": "bucketed by prompt"}
 VIEWS = {"padded": "padded batches", "packed": "packed", "chunked": "steps with a token budget"}
@@ -197,7 +198,7 @@ def padding_view(
         "ended_strength": STRENGTH[RowState.FINISHED],
     }
     text = padding_text(lengths, outputs, batch_size, order)
-    return Interactive("padding", data, {}, still=still, alt=still.alt, text=text)
+    return Interactive("padding", data, {}, still=still, alt=alt_of(still), text=text)
 
 
 def plot_padding(
@@ -250,8 +251,7 @@ def plot_padding(
     ]
     figure.legend(handles=keys, loc="outside lower left", **LEGEND)
     words = " ".join(_sentences(lengths, outputs, batch_size, order))
-    figure.alt = f"Two sets of bars, one bar a request; the wasted part of each is hatched. {words}"
-    return figure
+    return finish(figure, f"Two sets of bars, one bar a request; the wasted part of each is hatched. {words}")
 
 
 def padding_text(
@@ -371,7 +371,7 @@ def _workloads() -> list[dict]:
 def _draw(num_requests: int, seed: int) -> dict[str, list[int]]:
     """Long-tailed prompts and answers, independent of each other: nobody knows an answer's length from its prompt."""
     drawn = lognormal(num_requests, prompt_mean=400, output_mean=200, cv=1.2, seed=seed).requests
-    return {"lengths": [r.prompt_tokens for r in drawn], "outputs": [r.output_tokens for r in drawn]}
+    return {"lengths": [r.prompt_tokens or 0 for r in drawn], "outputs": [r.output_tokens or 0 for r in drawn]}
 
 
 def _requests(lengths: Sequence[int], output_lengths: Sequence[int] | None, seed: int) -> tuple[list[int], list[int]]:

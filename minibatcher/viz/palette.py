@@ -59,4 +59,5 @@ def strategy_colour(name: str) -> str:
 
 def tint(colour: str, share: float) -> tuple[float, float, float]:
     """`colour` (#RRGGBB) mixed with white: share 1 is the colour itself, 0 is white. Red, green, blue from 0 to 1."""
-    return tuple(1 - share * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    red, green, blue = (1 - share * (1 - int(colour[i : i + 2], 16) / 255) for i in (1, 3, 5))
+    return red, green, blue

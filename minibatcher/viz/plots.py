@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def slot_runs(timeline: Timeline, x: str = "time") -> list[Run]:
     steps = timeline.steps
     for i, step in enumerate(steps):
         if x == "step":
-            left, right = step.index, step.index + 1
+            left, right = float(step.index), float(step.index + 1)
         else:
             # The moments between two steps belong to the first one, unless the engine was waiting for work.
             following = steps[i + 1].start if i + 1 < len(steps) else step.end
@@ -118,7 +118,7 @@ def draw_runs(ax: Axes, runs: list[Run], extent: float) -> None:
         low, high = slot - 0.44, slot + 0.44
         boxes = np.stack([left, low, right, low, right, high, left, high], axis=1).reshape(-1, 4, 2)
         fill = [_fill(run.kind, request_colour(run.request_id)) for run in chosen]
-        ax.add_collection(PolyCollection(boxes, facecolors=fill, linewidths=0, label=LABELS[kind]), autolim=False)
+        ax.add_collection(PolyCollection(list(boxes), facecolors=fill, linewidths=0, label=LABELS[kind]), autolim=False)
         wide = boxes[right - left > NARROW * extent]
         if kind in HATCHES and len(wide):  # all in one path: a hatch per box is slow
             path = Path.make_compound_path(*(Path(box[[0, 1, 2, 3, 0]], closed=True) for box in wide))
@@ -139,7 +139,8 @@ def plot_comparison(timelines: Mapping[str, Timeline], *, width: float = 12.0) -
     heights = [0.55 + 0.095 * n for n in slots]
     below = max(2.8, 1.0 + 0.34 * len(timelines))
     figure = Figure(figsize=(width, sum(heights) + 1.3 + below), layout="constrained", dpi=100)
-    top, strip, bottom = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])
+    parts: Any = figure.subfigures(3, 1, height_ratios=[sum(heights) + 0.9, 0.4, below])  # an array, if more than one
+    top, strip, bottom = parts
     axes = top.subplots(len(timelines), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     summaries = {name: summarize(timeline) for name, timeline in timelines.items()}
     end = max(timeline.duration for timeline in timelines.values()) or 1.0
@@ -219,7 +220,7 @@ LEGEND = {"frameon": False, "fontsize": "small", "ncols": 6}
 
 
 def _fill(kind: RowState | str, colour: str) -> tuple[float, float, float]:
-    return (0.78, 0.78, 0.78) if kind == PADDING else tint(colour, STRENGTH[kind])
+    return tint(colour, STRENGTH[kind]) if isinstance(kind, RowState) else (0.78, 0.78, 0.78)
 
 
 def state_keys(kinds: list) -> list[Patch]:

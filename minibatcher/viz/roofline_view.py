@@ -22,6 +22,7 @@ from .interactive import Interactive
 from .palette import OKABE_ITO
 from .roofline import KINDS
 from .sheet import (
+    alt_of,
     clipped,
     counted,
     finish,
@@ -92,7 +93,7 @@ def roofline_view(
         },
     }
     still = _still(cost, **start)
-    return Interactive("roofline", data, {}, still=still, alt=still.alt, text=_text(cost, **start))
+    return Interactive("roofline", data, {}, still=still, alt=alt_of(still), text=_text(cost, **start))
 
 
 def max_batch(cost: CostModel, context_tokens: int, prefill_tokens: int = 0) -> int:
@@ -262,12 +263,14 @@ def _draw_path(ax: Axes, sizes: list[int], points: np.ndarray, now: int, fit: in
     ax.plot(*points.T, color="#999999", linewidth=0.8)
     for chosen, face, label in ((fits, colour, "fits the memory"), (~fits, "white", "does not fit it")):
         if chosen.any():
+            x, y = points[chosen].T
             ax.scatter(
-                *points[chosen].T, s=20, marker=marker, facecolor=face, edgecolor=colour, linewidths=1, zorder=2,
+                x, y, s=20, marker=marker, facecolor=face, edgecolor=colour, linewidths=1, zorder=2,
                 label=f"batch size 1, 2, 4, …, {label}",
             )  # fmt: skip
+    x, y = points[sizes.index(now)]
     ax.scatter(
-        *points[sizes.index(now)], s=110, marker=marker, facecolor=colour if now <= fit else "white", edgecolor="black",
+        x, y, s=110, marker=marker, facecolor=colour if now <= fit else "white", edgecolor="black",
         linewidths=1.2, zorder=3, label=f"batch size {plain(now)}",
     )  # fmt: skip
 

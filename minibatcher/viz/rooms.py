@@ -61,10 +61,10 @@ def plot_rooms() -> Figure:
     ax.axis("off")
     for room in ROOMS.values():
         _draw_room(ax, room)
-    for begin, end, words, at, side in _ARROWS:
+    for begin, end, words, (x, y), side in _ARROWS:
         ax.annotate("", end, begin, arrowprops={"arrowstyle": "-|>", "color": NOTE, "linewidth": 1.4})
         if words:
-            ax.text(*at, words, ha=side, fontsize=8.5, color=NOTE)
+            ax.text(x, y, words, ha=side, fontsize=8.5, color=NOTE)
     headline(figure, "The rooms of minibatcher, and the way of one request")
     steps = ", ".join(" ".join(words.split()) for *_, words, _, _ in _ARROWS if words)
     boxes = "; ".join(f"{room.name} ({_stops(room)}): {' '.join(room.about.split())}" for room in ROOMS.values())

@@ -27,8 +27,13 @@ def new_sheet(height: float, width: float = WIDTH) -> Figure:
 
 def finish(figure: Figure, alt: str) -> Figure:
     """Give the figure its alternative text: `figure.alt`, which `labkit.show` and `check_figure` read."""
-    figure.alt = alt
+    figure.alt = alt  # type: ignore[attr-defined]  # matplotlib lets one add it
     return figure
+
+
+def alt_of(figure: Figure) -> str:
+    """The alternative text that `finish` has given a figure."""
+    return figure.alt  # type: ignore[attr-defined]  # matplotlib lets one add it
 
 
 def as_html(figure: Figure, alt: str, attributes: str = "") -> str:
@@ -95,7 +100,7 @@ def scale(ax: Axes, axis: str, values: Iterable[float | None], ratio: float = 20
     ruler.set_major_formatter(lambda value, _: plain(value))  # no powers of ten: their exponents are too small to read
 
 
-def tick_values(ax: Axes, values: Sequence[float], inches: float) -> None:
+def tick_values(ax: Axes, values: Sequence[float] | np.ndarray, inches: float) -> None:
     """Ticks on the x axis at `values` (rising), as many as have room. inches: about the width of the axes."""
     ax.get_xlim()  # has the limits worked out
     places = ax.transData.transform([(value, 1.0) for value in values])[:, 0]
@@ -112,7 +117,7 @@ def tick_values(ax: Axes, values: Sequence[float], inches: float) -> None:
 def legend_below(figure: Figure, handles: Iterable[Artist]) -> None:
     """A legend under everything, in as many columns as the sheet has room for."""
     handles = list(handles)
-    widths = [6.0 * len(handle.get_label()) + 45 for handle in handles]  # points, about
+    widths = [6.0 * len(str(handle.get_label())) + 45 for handle in handles]  # points, about
     room = 72 * figure.get_figwidth()
     columns = len(handles) if sum(widths) < room else max(1, int(room / max(widths)))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)

@@ -97,7 +97,8 @@ def _still(runs: Mapping[str, Timeline], axis: str) -> Figure:
         return plot_comparison(runs, width=10.0)
     (timeline,) = runs.values()
     height = min(1.6 + 0.22 * timeline.num_slots, TALLEST)
-    ax = Figure(figsize=(10, height), layout="constrained").add_subplot()
+    figure = Figure(figsize=(10, height), layout="constrained")
+    ax = figure.add_subplot()
     names = timeline.num_slots <= 40  # of more, rows are lower than the letters
     plot_slots(timeline, ax, x="time" if axis == "seconds" else "step", names=names)
-    return finish(ax.figure, describe(timeline))
+    return finish(figure, describe(timeline))

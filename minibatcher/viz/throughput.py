@@ -49,12 +49,14 @@ def plot_batch_throughput(
         raise InvalidParameter("tokens/s against batch size needs at least one point; there is none")
     runs = {batch: value for batch, value in points.items() if isinstance(value, Timeline)}
     if runs:
-        by_name(runs, "tokens/s against batch size")
+        by_name({str(batch): run for batch, run in runs.items()}, "tokens/s against batch size")
     if len(runs) < len(points) and clock not in CLOCKS:
         raise InvalidParameter(f"say whether these tokens/s are measured or simulated: clock is {clock!r}")
-    told = " and ".join(sorted({t.clock for t in runs.values()} | ({clock} if len(runs) < len(points) else set())))
+    seen = {t.clock for t in runs.values()} | ({clock} if clock and len(runs) < len(points) else set())
+    told = " and ".join(sorted(seen))
     speeds = {
-        batch: summarize(value)["output_tokens_per_s"] if batch in runs else value for batch, value in points.items()
+        batch: summarize(value)["output_tokens_per_s"] if isinstance(value, Timeline) else value
+        for batch, value in points.items()
     }
     for batch, speed in speeds.items():
         if not (is_number(batch) and batch > 0 and is_number(speed) and speed > 0):
@@ -117,8 +119,8 @@ def plot_strategy_spread(repeats: Mapping[str, Sequence[Timeline]]) -> Figure:
             top = max(top, high)
         for place, found in enumerate(summaries.values()):
             values = [value for value in map(pick, found) if value is not None]
-            middle, high = (median(values), max(values)) if values else (None, 0.0)
-            ax.text(high + 0.03 * (top or 1), place, short(middle), va="center", fontsize="small")
+            right, told = (max(values), short(median(values))) if values else (0.0, short(None))
+            ax.text(right + 0.03 * (top or 1), place, told, va="center", fontsize="small")
         ax.set_xlim(0, 1.25 * (top or 1))
         tidy(ax)
         ax.grid(visible=False, axis="y")

@@ -231,7 +231,7 @@ def _reasons(steps: list[StepRecord], requests: list[RequestRecord], *, fills: b
         low = bisect_left(starts, r.arrival_time)
         high = bisect_left(starts, math.inf if r.first_scheduled_time is None else r.first_scheduled_time)
         counts = {reason: bisect_right(at, high - 1) - bisect_left(at, low) for reason, at in positions.items()}
-        reason = max(counts, key=counts.get, default=None)
+        reason = max(counts, key=counts.__getitem__, default=None)
         if reason is not None and counts[reason]:
             out[r.request_id] = f"behind others in the queue: {reason}"
         elif low == high and low and steps[low - 1].end > r.arrival_time:

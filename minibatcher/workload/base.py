@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,8 +72,8 @@ class Workload:
         if not ordered:
             raise WorkloadError(f"The workload {self.name!r} has no requests; it needs at least one.")
         if len({r.request_id for r in ordered}) < len(ordered):
-            seen: set[str] = set()
-            twice = next(r.request_id for r in ordered if r.request_id in seen or seen.add(r.request_id))
+            counts = Counter(r.request_id for r in ordered)
+            twice = next(r.request_id for r in ordered if counts[r.request_id] > 1)
             raise WorkloadError(
                 f"The request_id {twice!r} occurs twice in the workload {self.name!r}; ids must differ."
             )
@@ -220,7 +221,7 @@ def _shrunk(row: WorkloadRequest, prompt_tokens: int, output_tokens: int, factor
 
 def _as_record(request: WorkloadRequest) -> dict[str, Any]:
     fields = {name: getattr(request, name) for name in WorkloadRequest.__slots__}
-    defaults = {"prompt": None, "prompt_tokens": None, "output_tokens": None}
+    defaults: dict[str, Any] = {"prompt": None, "prompt_tokens": None, "output_tokens": None}
     defaults |= {"tenant": "default", "priority": 0, "prefix_hashes": (), "tokens_per_hash": TOKENS_PER_HASH}
     return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
 
@@ -230,7 +231,8 @@ def _medians(before: np.ndarray, after: np.ndarray) -> str:
 
 
 def _length_figures(lengths: list[int | None]) -> dict[str, float] | None:
-    if None in lengths:
+    known = [length for length in lengths if length is not None]
+    if len(known) < len(lengths):
         return None
-    p50, p90, p99 = np.quantile(lengths, [0.5, 0.9, 0.99]).tolist()
-    return {"mean": float(np.mean(lengths)), "p50": p50, "p90": p90, "p99": p99, "max": int(np.max(lengths))}
+    p50, p90, p99 = np.quantile(known, [0.5, 0.9, 0.99]).tolist()
+    return {"mean": float(np.mean(known)), "p50": p50, "p90": p90, "p99": p99, "max": int(np.max(known))}

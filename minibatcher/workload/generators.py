@@ -41,7 +41,8 @@ def uniform(
         draws = stream(seed, f"uniform/{quantity}").random(num_requests)
         lengths.append(low + np.floor(draws * (high - low + 1)))
     times = arrival_times(num_requests, request_rate, arrivals, cv=arrival_cv, seed=seed)
-    return assemble("uniform", *lengths, times, source=SYNTHETIC)
+    prompt, output = lengths
+    return assemble("uniform", prompt, output, times, source=SYNTHETIC)
 
 
 def lognormal(

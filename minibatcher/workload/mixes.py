@@ -132,7 +132,7 @@ def shared_prefix(
     times = arrival_times(num_requests, request_rate, arrivals, cv=arrival_cv, seed=seed)
     workload = assemble("shared-prefix", np.array(prompt), answer, times, source=SYNTHETIC)
     requests = (
-        replace(row, prefix_hashes=_hashes(which[c], c, prefix_tokens, row.prompt_tokens), tokens_per_hash=PIECE)
+        replace(row, prefix_hashes=_hashes(which[c], c, prefix_tokens, row.prompt_tokens or 0), tokens_per_hash=PIECE)
         for row, c in zip(workload, conversations)
     )
     return replace(workload, requests=tuple(requests))

@@ -25,6 +25,7 @@ class HashedPrompt(Sequence[int]):
 
     @classmethod
     def of(cls, row: WorkloadRequest) -> HashedPrompt:
+        assert row.prompt_tokens is not None  # whoever shares a prefix names the length of it all
         return cls(row.request_id, row.prompt_tokens, row.prefix_hashes, row.tokens_per_hash)
 
     def __len__(self) -> int:

@@ -57,7 +57,7 @@ def read_workload(
 
     if not records:
         raise WorkloadError(f"The workload file {path} holds no requests; expected {FORMATS}.")
-    header = {}
+    header: dict[str, Any] = {}
     if "workload" in records[0][1]:
         where, header = records.pop(0)
         if not isinstance(header.get("notes", []), list):
@@ -77,7 +77,7 @@ def read_workload(
             requests = [replace(r, request_id=f"r{i}") for i, r in enumerate(requests)]
         if len(requests) < len(records):
             notes = (f"{len(records) - len(requests):,} conversations without a human turn left out",)
-    kind = {_mooncake: "Mooncake trace", _sharegpt: "ShareGPT conversations", _own: "Requests"}[read]
+    kind = "Mooncake trace" if read is _mooncake else "ShareGPT conversations" if read is _sharegpt else "Requests"
     source = str(header.get("source", f"{kind} read from {path.name}."))
     return _workload(path, requests, name=str(header.get("workload", path.stem)), source=source, notes=notes)
 
@@ -180,8 +180,8 @@ def _sharegpt(index: int, record: dict[str, Any], count_tokens: CountTokens | No
     if human is None:
         return None
     prompt, answers = turns[human]["value"], turns[human + 1 : human + 2]
-    known = count_tokens and answers and answers[0].get("from") in ("gpt", "assistant") and answers[0]["value"]
-    output_tokens = count_tokens(answers[0]["value"]) if known else None
+    answered = answers and answers[0].get("from") in ("gpt", "assistant") and answers[0]["value"]
+    output_tokens = count_tokens(answers[0]["value"]) if count_tokens and answered else None
     prompt_tokens = count_tokens(prompt) if count_tokens else None
     return WorkloadRequest(str(record.get("id", f"r{index}")), 0.0, prompt_tokens, output_tokens, prompt)
 
@@ -236,8 +236,8 @@ def _read_azure(path: Path, text: str) -> Workload:
             arrival = (second - start).total_seconds() + fraction
             if arrival < 0:
                 raise WorkloadError(f"TIMESTAMP {fields[time_at]!r} is earlier than the first; expected them in order.")
-            lengths = (_digits(fields[at], columns[at]) for at in (prompt_at, output_at))
-            requests.append(WorkloadRequest(f"r{len(requests)}", arrival, *lengths))
+            prompt, output = (_digits(fields[at], columns[at]) for at in (prompt_at, output_at))
+            requests.append(WorkloadRequest(f"r{len(requests)}", arrival, prompt, output))
         except WorkloadError as error:
             raise WorkloadError(f"{path}, line {number}: {error}") from None
     if not requests:

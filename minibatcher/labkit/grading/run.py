@@ -72,8 +72,7 @@ class Worker:
             return self._ask_once(request)
         try:
             process = self._started()
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
+            self._tell(process, request)
             answer = self._line(process, request["seconds"] + 30)
             return answer["sent"], answer["ended"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -86,8 +85,7 @@ class Worker:
         if self._process is None or self._process.poll() is not None:
             self._process = self._open("serve")
             hello = {"labs": self.labs, "hide": self.hide}
-            self._process.stdin.write(json.dumps(hello).encode() + b"\n")
-            self._process.stdin.flush()
+            self._tell(self._process, hello)
             self.protections = {"limits": True} | self._line(self._process, 120)
         return self._process
 
@@ -107,8 +105,15 @@ class Worker:
         )
 
     @staticmethod
+    def _tell(process: subprocess.Popen, what: dict[str, Any]) -> None:
+        assert process.stdin is not None  # a pipe was asked for
+        process.stdin.write(json.dumps(what).encode() + b"\n")
+        process.stdin.flush()
+
+    @staticmethod
     def _line(process: subprocess.Popen, seconds: float) -> Any:
         """The worker's next line of JSON. Raises ValueError if none comes in time."""
+        assert process.stdout is not None  # a pipe was asked for
         parts, deadline = b"", time.monotonic() + seconds
         pieces = [parts]
         while not pieces[-1].endswith(b"\n"):
@@ -142,7 +147,7 @@ class Worker:
             with suppress(OSError):
                 self._process.kill()
             self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout):
+            for stream in filter(None, (self._process.stdin, self._process.stdout)):
                 with suppress(OSError):
                     stream.close()
             self._process = None
@@ -334,7 +339,8 @@ def hidden_folders(wanted: list[Path], stage: Path) -> list[Path]:
 
     A checkout counts as a whole: its history holds the right answers too.
     """
-    needed = {Path(path).resolve() for path in (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), stage)}
+    kept: list[str | Path] = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), stage]
+    needed = {Path(path).resolve() for path in kept}
     needed |= {Path("/usr"), Path("/lib"), Path("/etc"), Path("/dev"), Path("/proc")}
     hidden: set[Path] = set()
 

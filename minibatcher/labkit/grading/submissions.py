@@ -140,7 +140,7 @@ def lab_of(cells: list[Cell], labs: dict[str, Lab], exercises: dict[str, Exercis
             votes[exercise.lab] += sum(
                 (cell.exercise == exercise.id) * 100 + bool(_defines(cell.source, exercise)) for cell in cells
             )
-    return votes.most_common(1)[0][0] if votes and max(votes.values()) else None
+    return votes.most_common(1)[0][0] if votes and any(votes.values()) else None
 
 
 def _defines(source: str, exercise: Exercise) -> bool:

@@ -16,7 +16,7 @@ def _request_cases(rng: random.Random) -> list[tuple[int, int]]:
 
 def _kv_cases(rng: random.Random) -> list[tuple[int, ...]]:
     """Layers, heads of queries, heads of keys and values, head size, bytes: with GQA and without."""
-    cases = [(2, 4, 2, 3, 2), (1, 1, 1, 5, 1), (3, 6, 6, 4, 2), (40, 40, 40, 128, 2)]
+    cases: list[tuple[int, ...]] = [(2, 4, 2, 3, 2), (1, 1, 1, 5, 1), (3, 6, 6, 4, 2), (40, 40, 40, 128, 2)]
     for _ in range(40):
         kv_heads = rng.choice([1, 2, 3, 4, 5, 8])
         heads = kv_heads * rng.choice([1, 2, 3, 4, 7, 8])
@@ -26,7 +26,13 @@ def _kv_cases(rng: random.Random) -> list[tuple[int, ...]]:
 
 def _fit_cases(rng: random.Random) -> list[tuple[int, ...]]:
     """Memory, weights, workspace, KV a token, tokens: a full device, one without room, weights too large, anything."""
-    cases = [(40, 20, 5, 2, 3), (37, 20, 5, 2, 3), (30, 20, 5, 2, 3), (10, 20, 5, 1, 1), (22, 20, 5, 1, 2)]
+    cases: list[tuple[int, ...]] = [
+        (40, 20, 5, 2, 3),
+        (37, 20, 5, 2, 3),
+        (30, 20, 5, 2, 3),
+        (10, 20, 5, 1, 1),
+        (22, 20, 5, 1, 2),
+    ]
     for _ in range(50):
         weights, workspace = rng.randint(1, 150) * 10**9, rng.randint(1, 40) * 10**8
         kv, tokens = 1024 * rng.randint(4, 900), rng.randint(100, 30_000)
@@ -39,7 +45,13 @@ def _fit_cases(rng: random.Random) -> list[tuple[int, ...]]:
 
 def _step_cases(rng: random.Random) -> list[tuple[int, ...]]:
     """Batch, weights, cache, FLOPs, bandwidth, rate: the worked case, ties, long caches, no caches, then anything."""
-    cases = [(4, 12, 1, 6, 2, 6), (1, 12, 0, 6, 2, 3), (14, 12, 1, 6, 2, 6), (3, 8, 2, 4, 2, 4), (2, 8, 6, 4, 2, 4)]
+    cases: list[tuple[int, ...]] = [
+        (4, 12, 1, 6, 2, 6),
+        (1, 12, 0, 6, 2, 3),
+        (14, 12, 1, 6, 2, 6),
+        (3, 8, 2, 4, 2, 4),
+        (2, 8, 6, 4, 2, 4),
+    ]
     while len(cases) < 50:
         bandwidth, rate = rng.randint(20, 4000) * 10**9, rng.randint(1, 900) * 10**12
         weights = rng.randint(1, 140) * 10**9 + rng.randrange(10**9)

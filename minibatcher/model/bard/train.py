@@ -165,6 +165,9 @@ class Layer(nn.Module):
 class Bard(nn.Module):
     """A Llama; parameter names as in transformers' LlamaModel, so that save() writes a checkpoint that others load."""
 
+    cos: torch.Tensor
+    sin: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.embed_tokens = nn.Embedding(CONFIG["vocab_size"], HIDDEN)
@@ -238,11 +241,12 @@ def train(rank: int, args, rendezvous: str, train_ids: np.ndarray, held_ids: np.
         loss.backward()
         # One message: gradients, loss, and whether Ctrl-C was seen, so that all workers stop at the same step.
         extra = torch.tensor([loss.item(), float(len(interrupts))])
-        flat = torch.cat([w.grad.flatten() for w in parameters] + [extra])
+        grads = [w.grad for w in parameters if w.grad is not None]  # all have one
+        flat = torch.cat([grad.flatten() for grad in grads] + [extra])
         dist.all_reduce(flat)
         flat /= args.processes
-        for w, grad in zip(parameters, flat.split([w.numel() for w in parameters] + [2])):
-            w.grad.copy_(grad.view_as(w))
+        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads] + [2])):
+            grad.copy_(mean.view_as(grad))
         mean_loss, interrupted = flat[-2:].tolist()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer, peak in zip(optimizers, peaks):
