@@ -23,7 +23,12 @@ from ..timeline import RowState, Timeline
 from .palette import HATCHES, IDLE, LABELS, LETTERS, PADDING, request_colour, strategy_colour, tint
 from .sheet import clipped, finish, percent, short
 
-STRENGTH = {RowState.PREFILL: 1.0, RowState.DECODE: 0.6, RowState.STALLED: 0.35, RowState.FINISHED: 0.12}
+STRENGTH: dict[RowState | str, float] = {
+    RowState.PREFILL: 1.0,
+    RowState.DECODE: 0.6,
+    RowState.STALLED: 0.35,
+    RowState.FINISHED: 0.12,
+}
 KINDS = (*RowState, PADDING)
 HATCH_GREY = "#8a8a8a"
 NARROW = 0.003  # of the picture's width: a run narrower than that gets its tint only, a hatch would be noise
