@@ -41,8 +41,8 @@ def cold_start(root: Path) -> str:
     largest, size = max(lab["largest_mb"].items(), key=lambda entry: entry[1])
     lines += [
         "",
-        f"The longest part is “{longest}”. {lab['downloaded_mb']} MB are downloaded, and {lab['disk_mb']} MB are on the "
-        f"disk in the end, in {lab['packages']} packages, of which {largest} is the largest ({size:.0f} MB; "
+        f"The longest part is “{longest}”. {lab['downloaded_mb']} MB are downloaded, and {lab['disk_mb']} MB are on "
+        f"the disk in the end, in {lab['packages']} packages, of which {largest} is the largest ({size:.0f} MB; "
         f"PyTorch is {lab['torch']}). "
         f"Measured on {_where(lab)}.",
     ]
