@@ -289,8 +289,15 @@ def test_pictures_follow_the_switch(site, open_page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out(site, open_page, theme):
-    for name in (CHAPTERS[-1], "glossary"):
+    for name in (CHAPTERS[-1], CHAPTERS[2], "glossary"):
         assert open_page(site / "chapters" / f"{name}.html", theme=theme).evaluate(PALE) == []
+
+
+def test_a_diff_is_dark_on_a_dark_page(site, open_page):
+    page = open_page(site / "chapters" / f"{CHAPTERS[2]}.html", theme="dark")
+    grounds = page.locator("pre:visible").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    light = [g for g in grounds if "0)" not in g and min(map(float, re.findall(r"[\d.]+", g)[:3])) > 128]
+    assert len(grounds) > 20 and light == []
 
 
 def test_every_page_fits_a_phone_and_paper(pages, open_page, site):

@@ -152,7 +152,7 @@ function drawRates(g, shown, width, height) {
   }
   path(g, [[left, py], [px, py], [px, floor]], theme.soft(0.6), { dash: [4, 3] });
   const places = drawPath(g, place, shown);
-  label(g, `${short(step.tokensPerS)} tokens/s`, px, py, width, look, theme);
+  label(g, `${short(step.tokensPerS)} tokens/s`, px, Math.min(py, floor - 20), width, look, theme);
   if (fit < most) {
     const wide = width - RIGHT - edge > 90;
     text(g, "does not fit", wide ? edge + 6 : width - RIGHT - 4, TOP + 12, { align: wide ? "left" : "right", colour: theme.text, back: theme.back });
