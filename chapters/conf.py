@@ -38,6 +38,7 @@ html_show_sphinx = False
 html_copyright = ""
 html_context = {"default_mode": "auto"}
 html_theme_options = {
+    "logo": {"text": html_title},
     "repository_url": book_repository,
     "repository_branch": "main",
     "path_to_docs": "",

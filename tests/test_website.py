@@ -119,6 +119,47 @@ def test_the_front_page_opens_the_contents(site, open_page):
     open_page(site / "index.html").wait_for_url("**/chapters/index.html")
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_first_window_says_what_this_is(site, open_page, theme):
+    page = open_page(site / "chapters" / "index.html", width=1300, theme=theme)
+    picture, begin = page.locator("article img"), page.get_by_role("link", name="7.0 Why batch at all").nth(1)
+    for shown in (picture, begin):
+        box = shown.bounding_box()
+        assert box["y"] + box["height"] < 900
+    assert begin.locator("xpath=..").inner_text().startswith("Begin with")
+    assert picture.evaluate("e => [e.naturalWidth > 0, getComputedStyle(e).backgroundColor]") == [
+        True,
+        "rgba(0, 0, 0, 0)",
+    ]
+    page.locator(".bd-sidebar-primary").get_by_text("How an LLM server batches requests").wait_for()
+    screenshot(page, f"website-front-{theme}")
+
+
+def test_colab_gets_no_picture_from_beside_the_notebook():
+    for path in [*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("labs/*.ipynb")]:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        assert not any("![" in "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"), path.name
+
+
+def test_tabs_and_search_engines_tell_pages_apart(pages, site):
+    titles, descriptions = [], []
+    for path, page in pages.items():
+        if path.parent == site and path.stem != "CONTRIBUTING":
+            continue
+        titles += re.findall(r"<title>(.+)</title>", page.text)
+        descriptions += re.findall(r'<meta name="description" content="(.{60,})">', page.text)
+    assert len(set(descriptions)) == len(descriptions) == len(titles) == len(set(titles)) > 15
+    assert all(title.count("How an LLM") == 1 for title in titles)
+
+
+@pytest.mark.parametrize("width", [1300, 1600])
+def test_lines_of_prose_are_short_enough_to_follow(site, open_page, width):
+    page = open_page(site / "chapters" / f"{CHAPTERS[0]}.html", width=width)
+    assert max(page.locator("section > p").evaluate_all("all => all.map(e => e.clientWidth)")) <= 46 * 16
+    lines = page.locator(".cell_output .output:not(.text_html) pre:visible")
+    assert lines.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth + 1).length") == 0
+
+
 def test_links_and_anchors_lead_somewhere(pages):
     broken = []
     for path, page in pages.items():
@@ -185,10 +226,10 @@ def test_contents_leave_no_page_out():
     documents = {f"chapters/{name}" for name in ("index", "7.0-a", "7.1-b", "glossary", "tour", "install", "recipes")}
     documents |= {"labs/capstone", "labs/lab-7.0", "CONTRIBUTING"}
     assert contents(documents) == {
-        "Start": ["chapters/install", "chapters/tour"],
+        "Start": ["chapters/install"],
         "Chapters": ["chapters/7.0-a", "chapters/7.1-b"],
         "Labs": ["labs/lab-7.0", "labs/capstone"],
-        "Reference": ["CONTRIBUTING", "chapters/glossary", "chapters/recipes"],
+        "Reference": ["chapters/tour", "chapters/glossary", "CONTRIBUTING", "chapters/recipes"],
     }
 
 
@@ -248,8 +289,15 @@ def test_pictures_follow_the_switch(site, open_page):
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_stands_out(site, open_page, theme):
-    for name in (CHAPTERS[-1], "glossary"):
+    for name in (CHAPTERS[-1], CHAPTERS[2], "glossary"):
         assert open_page(site / "chapters" / f"{name}.html", theme=theme).evaluate(PALE) == []
+
+
+def test_a_diff_is_dark_on_a_dark_page(site, open_page):
+    page = open_page(site / "chapters" / f"{CHAPTERS[2]}.html", theme="dark")
+    grounds = page.locator("pre:visible").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    light = [g for g in grounds if "0)" not in g and min(map(float, re.findall(r"[\d.]+", g)[:3])) > 128]
+    assert len(grounds) > 20 and light == []
 
 
 def test_every_page_fits_a_phone_and_paper(pages, open_page, site):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,8 +22,18 @@ from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 from sphinx.util import logging
 
+from .front import picture, read_chapters
+
 CONTENTS = "chapters/index"
-FIRST = ("install", "tour")  # pages of chapters/ that come before the chapters, in this order
+FIRST = ("install",)  # pages of chapters/ that come before the chapters, in this order
+AFTER = ("tour", "glossary", "cookbook", "syllabus", "instructors", "class")  # and those that come after the labs
+INVITATION = """
+{picture}
+A simulated run of the package's own schedulers.
+
+**Begin with [{title}]({file}.ipynb).** Each page can be read here. The rocket at the top opens it on Colab, to be run
+there; [the ways in](install.md) say how it runs on your machine.
+"""
 REDIRECT = """<!doctype html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{title}</title><meta http-equiv="refresh" content="0; url={page}"></head>
@@ -39,6 +51,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math_block, None))
     app.connect("source-read", _prepare)
     app.connect("html-page-context", _point_to_source, priority=900)  # after the theme has made its buttons
+    app.connect("html-page-context", _describe)
     app.connect("build-finished", _write_front_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -50,8 +63,9 @@ def contents(documents: set[str]) -> dict[str, list[str]]:
     chapters = [page for page in pages if page.startswith("chapters/7.")]
     labs = [page for page in pages if page.startswith("labs/lab-")]
     labs += [page for page in pages if page.startswith("labs/") and page not in labs]
-    rest = [page for page in pages if page not in {*first, *chapters, *labs}]
-    return {"Start": first, "Chapters": chapters, "Labs": labs, "Reference": rest}
+    after = [page for name in AFTER if (page := f"chapters/{name}") in documents]
+    rest = [page for page in pages if page not in {*first, *chapters, *labs, *after}]
+    return {"Start": first, "Chapters": chapters, "Labs": labs, "Reference": after + rest}
 
 
 def heading_anchor(title: str) -> str:
@@ -72,6 +86,18 @@ def fold(cell: dict[str, Any]) -> None:
     prompt = f"Guess first. Then open: {what}" if answer else f"Code: {what}"
     metadata["tags"] = [*metadata.get("tags", []), tag]
     metadata["mystnb"] = {"code_prompt_show": prompt, "code_prompt_hide": prompt}
+
+
+def invite(cell: dict[str, Any], root: Path) -> None:
+    """Put the moving picture and the way to the first chapter under the first paragraph of the front page.
+
+    Only here: Colab shows no picture that lies beside a notebook.
+    """
+    first = read_chapters(root)[0]
+    shown = picture(root).replace("chapters/", "", 1)
+    title, paragraph, rest = "".join(cell["source"]).split("\n\n", 2)
+    invitation = INVITATION.format(picture=shown, title=first.title, file=first.file).strip()
+    cell["source"] = "\n\n".join([title, paragraph, invitation, rest])
 
 
 class LinksToFiles(SphinxTransform):
@@ -119,6 +145,7 @@ def _prepare(app: Sphinx, page: str, source: list[str]) -> None:
         if cell["cell_type"] == "code":
             fold(cell)
     if page == CONTENTS:
+        invite(notebook["cells"][0], Path(app.srcdir))
         lists = [
             "\n".join(["```{toctree}", ":hidden:", f":caption: {title}", *(f"/{name}" for name in pages), "```"])
             for title, pages in contents(app.env.found_docs).items()
@@ -138,6 +165,18 @@ def _point_to_source(app: Sphinx, page: str, template: str, context: dict[str, A
                 address = address.removesuffix("?plain=1")
                 is_master = Path(app.srcdir, f"{page}.md").exists()
                 button["url"] = f"{address.removesuffix('.ipynb')}.md" if is_master else address
+
+
+def _describe(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    """What a tab and a search engine show of a page: its title, once, and its first paragraph of some length."""
+    if page == CONTENTS:
+        context["docstitle"] = ""
+    if tree is None:
+        return
+    prose = (node.astext() for node in tree.findall(nodes.paragraph) if isinstance(node.parent, nodes.section))
+    if first := next((text for text in prose if len(text) > 60), ""):
+        words = textwrap.shorten(first, 200, placeholder=" …")
+        context["metatags"] += f'<meta name="description" content="{escape(words)}">\n'
 
 
 def _mathml(self: Any, node: nodes.Element, block: bool) -> str:

@@ -107,7 +107,7 @@ function drawRoof(g, m, shown, width, height) {
   axes(g, { x, y, width, height, left, theme, xName: "arithmetic intensity, FLOPs per byte read", yName: name });
   path(g, [[x.at(ridge), floor], [x.at(ridge), TOP + 12]], theme.soft(0.6), { dash: [2, 3] });
   path(g, [low, ridge, high].map(value => [x.at(value), y.at(roof(value))]), theme.text, { width: 2 });
-  text(g, "bandwidth-bound", x.at(ridge) - 8, TOP + 18, { align: "right", colour: theme.text });
+  text(g, x.at(ridge) - left > 110 ? "bandwidth-bound" : "bandwidth", x.at(ridge) - 8, TOP + 18, { align: "right", colour: theme.text });
   const roomy = width - RIGHT - x.at(ridge) > 100;
   text(g, roomy ? "compute-bound" : "compute", x.at(ridge) + 8, TOP + 18, { colour: theme.text });
   text(g, `ridge ${short(ridge)}`, x.at(ridge) + (roomy ? 6 : -6), floor - 10, { align: roomy ? "left" : "right", colour: theme.soft(0.8) });
@@ -143,15 +143,16 @@ function drawRates(g, shown, width, height) {
   // Where tokens/s would go if they grew as the batch does.
   const end = Math.min(most, (y.high / rates[0]) * 0.98);
   path(g, [[x.at(1), y.at(rates[0])], [x.at(end), y.at(rates[0] * end)]], theme.soft(0.55), { dash: [5, 4] });
+  const place = s => [x.at(s.batch), y.at(s.tokensPerS)], [px, py] = place(step);
   if (turn !== null) {
     const at = x.at(turn), side = at > (left + width) / 2 ? "right" : "left";
     path(g, [[at, TOP], [at, floor]], theme.soft(0.75), { dash: [2, 3] });
-    text(g, `ridge: B = ${thousands(turn)}`, at + (side === "left" ? 5 : -5), floor - 10, { align: side, colour: theme.text, back: theme.back });
+    const line = py > floor - 40 ? py - 16 : floor - 10;  // the step's own label is below its dot
+    text(g, `ridge: B = ${thousands(turn)}`, at + (side === "left" ? 5 : -5), line, { align: side, colour: theme.text, back: theme.back });
   }
-  const place = s => [x.at(s.batch), y.at(s.tokensPerS)], [px, py] = place(step);
   path(g, [[left, py], [px, py], [px, floor]], theme.soft(0.6), { dash: [4, 3] });
   const places = drawPath(g, place, shown);
-  label(g, `${short(step.tokensPerS)} tokens/s`, px, py, width, look, theme);
+  label(g, `${short(step.tokensPerS)} tokens/s`, px, Math.min(py, floor - 20), width, look, theme);
   if (fit < most) {
     const wide = width - RIGHT - edge > 90;
     text(g, "does not fit", wide ? edge + 6 : width - RIGHT - 4, TOP + 12, { align: wide ? "left" : "right", colour: theme.text, back: theme.back });
