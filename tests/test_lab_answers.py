@@ -6,6 +6,7 @@ Right and wrong answers beyond those of minibatcher/labkit/keys stand in lab_ans
 import ast
 import linecache
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,7 @@ pytest.importorskip("torch")
 
 from minibatcher.labkit import CheckFailed, check, checks, judge
 from minibatcher.labkit.judging import Seen, Unfit, difference, list_of, number, pair_of, text, truth, whole_number
-from minibatcher.labkit.manifest import load_manifest
+from minibatcher.labkit.manifest import ManifestError, load_manifest
 from minibatcher.labkit.notebooks import GIVEN, read_source, role_of, student_copy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -232,3 +233,10 @@ def test_readers_name_what_an_object_raised():
 
     with pytest.raises(Unfit, match=r"\(Bad\) that can't be read, it raised ValueError: out of order"):
         list_of(number)(Bad())
+
+
+@pytest.mark.parametrize("room, find", [("tasks", checks.task_of), ("keys", checks.key_of)])
+def test_an_exercise_with_a_part_missing_is_told_which(room, find):
+    new = replace(EXERCISES["7.0-two-phases"], id="7.0-new")
+    with pytest.raises(ManifestError, match=rf"'7.0-new' has no entry in labkit/{room}/lab_7_0.py"):
+        find(new)

@@ -96,10 +96,40 @@ def test_conda_environment_names_the_same_packages_and_bounds():
     assert conda == everywhere  # a conda environment knows no markers for one system
 
 
-def test_conda_environment_installs_the_package_without_a_second_set_of_dependencies():
+def test_conda_environment_leaves_the_package_to_a_command_of_its_own():
+    """conda hands a `pip:` list to pip as a file of requirements, and pip takes no `--no-deps` in one."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
     assert environment["channels"][0] == "conda-forge"
-    assert environment["dependencies"][-1] == {"pip": ["--no-deps", "-e ."]}
+    assert all(isinstance(line, str) for line in environment["dependencies"])
+    way = (ROOT / "chapters" / "install.md").read_text(encoding="utf-8").split("\n## conda\n")[1].split("\n## ")[0]
+    lines = re.search(r"```console\n(.*?)```", way, re.DOTALL)[1].splitlines()
+    assert lines[:3] == [
+        "conda env create -f environment.yml",
+        "conda activate minibatcher",
+        "pip install --no-deps -e .",
+    ]
+
+
+def test_jupyterlab_is_started_where_labs_and_chapters_can_be_opened():
+    """Given a file, it serves that file's folder alone, and the links to the labs lead nowhere."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "chapters").glob("*.md")]
+    started = [
+        line
+        for page in pages
+        for block in re.findall(r"```console\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if re.search(r"\bjupyter[- ]lab\b", line)
+    ]
+    assert len(started) >= 3  # pip, conda, Windows
+    for line in started:
+        assert all(word.startswith("-") for word in re.split(r"jupyter[- ]lab", line)[1].split()), line
+        assert "/lab/tree/chapters/index.ipynb" in line
+
+
+def test_a_clone_is_fetched_by_lines_that_every_shell_takes():
+    from minibatcher.labkit.front import clone
+
+    assert "&&" not in clone(ROOT)  # Windows' own PowerShell has no such sign
 
 
 def test_conda_environment_says_which_extras_it_holds():

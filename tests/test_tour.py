@@ -201,6 +201,7 @@ def outcomes(changes: list[tuple[str, str, str, str]], folder: Path) -> list[tup
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_each_change_fails_the_test_that_it_names(tmp_path):
     pytest.importorskip("torch")
     harmless = ("kv/slots.py", "as servers had it", "as servers had  it", CHANGES[2][3])

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from ..errors import UnknownName
 from .judging import CheckResult, Key, Task, guarded, verdict
-from .manifest import Exercise, load_manifest
+from .manifest import Exercise, ManifestError, load_manifest
 from .time_limit import time_limit
 
 _PRINTED = 2000  # characters that an answer may print in one check
@@ -79,16 +79,19 @@ def known_exercise(exercise_id: str) -> Exercise:
 
 def task_of(exercise: Exercise) -> Task:
     """What its answers are put through: tasks/LAB.py."""
-    return _module("tasks", exercise).TASKS[exercise.id]
+    return _part("tasks", exercise)
 
 
 def key_of(exercise: Exercise) -> Key:
     """The right answer, and the known wrong ones: keys/LAB.py."""
-    return _module("keys", exercise).KEYS[exercise.id]
+    return _part("keys", exercise)
 
 
-def _module(room: str, exercise: Exercise) -> Any:
-    return import_module(f".{room}.{exercise.module}", __package__)
+def _part(room: str, exercise: Exercise) -> Any:
+    parts = getattr(import_module(f".{room}.{exercise.module}", __package__), room.upper())
+    if exercise.id not in parts:
+        raise ManifestError(f"exercise {exercise.id!r} has no entry in labkit/{room}/{exercise.module}.py")
+    return parts[exercise.id]
 
 
 class _Brief:

@@ -123,7 +123,7 @@ def badge(root: Path, path: str) -> str:
 def clone(root: Path) -> str:
     """The command that fetches the book."""
     address = repository(root)
-    return f"```console\ngit clone {address} && cd {address.rsplit('/', 1)[1]}\n```\n"
+    return f"```console\ngit clone {address}\ncd {address.rsplit('/', 1)[1]}\n```\n"
 
 
 def start(root: Path) -> str:
