@@ -72,7 +72,7 @@ def hint(exercise_id: str) -> None:
 
 
 def _fitting(line: str) -> str:
-    """A line broken between words, so that it fits the page; its further lines are indented. A short one stays as it is."""
+    """A line broken between words, so that it fits the page; its further lines are indented."""
     if len(line) <= LINE:
         return line
     return textwrap.fill(line, LINE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
