@@ -14,6 +14,8 @@ BIN := $(VENV)/bin
 # What a reader needs, and all that a contributor needs: `make lab` does not wait for the second.
 FOR_LAB := $(VENV)/.installed-lab
 FOR_ALL := $(VENV)/.installed-all
+# JupyterLab asks each newcomer whether it may tell news, over the text. The book's own does not.
+QUIET := $(VENV)/share/jupyter/lab/settings/overrides.json
 COLAB := .venv-colab
 FOR_COLAB := $(COLAB)/.made
 # Kernels and shell commands inside a notebook find this environment's programs first.
@@ -30,8 +32,8 @@ AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-lab: $(FOR_LAB) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
-	$(RUN_ENV) jupyter-lab $(AS_ROOT) --LabApp.news_url=None --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
+lab: $(FOR_LAB) $(QUIET) ## Open the book in JupyterLab (LAB_FLAGS="--no-browser --port=8899" starts it headless)
+	$(RUN_ENV) jupyter-lab $(AS_ROOT) --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/chapters/index.ipynb $(LAB_FLAGS)
 
 test: $(FOR_ALL) $(FOR_COLAB) ## Run everything that must hold: lint, types, generated files, all tests (PYTEST_FLAGS="-k kv", WORKERS=4)
 	$(BIN)/ruff check .
@@ -83,6 +85,10 @@ $(FOR_LAB): pyproject.toml constraints.txt
 	$(if $(CPU),$(PIP_INSTALL) $(CPU_TORCH) torch)
 	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu]"
 	@touch $@
+
+$(QUIET): $(FOR_LAB)
+	@mkdir -p $(dir $@)
+	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' > $@
 
 $(FOR_ALL): $(FOR_LAB)
 	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu,test,book,dev]"

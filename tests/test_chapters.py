@@ -120,6 +120,17 @@ def test_what_would_answer_a_question_is_folded_away(sources, hidden):
     assert [i for i, cell in enumerate(made) if cell in spoilers(made)] == hidden
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "chapters").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_the_line_that_jupyterlab_shows_of_a_folded_output_answers_nothing(path):
+    """It is the first one that is not empty. Each of its words stands in the code, so none was computed."""
+    for cell in nbformat.read(path, as_version=4).cells:
+        outputs = cell.get("outputs", [])
+        if cell.metadata.get("jupyter", {}).get("outputs_hidden") and outputs and outputs[0].output_type == "stream":
+            first = next(filter(None, outputs[0].text.split("\n")))
+            computed = [word for word in first.split() if word not in cell.source]
+            assert computed == [], f"{first!r} is shown under the question: print a heading first"
+
+
 def test_a_folded_cell_says_what_is_in_it(tmp_path):
     path = tmp_path / "page.md"
     text = "# A page\n\n```{code-cell} ipython3\n:tags: [folded]\n\n# @title A picture\ndraw()\n```\n"

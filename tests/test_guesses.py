@@ -108,7 +108,7 @@ def test_the_gap_is_told_in_words_that_fit(guess, truth, unit, sentence, capsys)
     [
         ("b", ("a", "b"), "You said b, it is b: exactly right."),
         ("a", ("a", "b"), "You said a, it is b: the other one."),
-        ("c", ("a", "b", "c"), "You said c, it is b: another one."),
+        ("c", ("a", "b", "c"), "You said c, it is b: not that one."),
     ],
 )
 def test_a_choice_is_right_or_not(guess, choices, verdict, capsys):
@@ -184,7 +184,7 @@ def test_all_guesses_stand_in_a_table_in_the_order_of_the_questions(capsys):
         "steps     199 steps   200 steps  close, too low by 1 step",
         "waste       padding     waiting  the other one",
         "later             3           –  not revealed yet",
-        "Right or close: 1 of 3. Look once more at the others: there is most to learn.",
+        "Right or close: 1 of 3. Look once more at the others: they teach the most.",
     ]
 
 

@@ -1,6 +1,7 @@
 """Windows, macOS and bare machines, as far as a Linux can play them: elsewhere.py takes away what they lack."""
 
 import ast
+import importlib.util
 import json
 import os
 import re
@@ -321,6 +322,22 @@ def test_make_help_lists_every_target():
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
     targets = re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     assert re.findall(r"^  make (\w+) +\S", done.stdout, re.MULTILINE) == targets
+
+
+def test_make_lab_asks_no_question_about_news(tmp_path):
+    """Written by the Makefile, told on the page for a class, and understood by the JupyterLab that is installed."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        pytest.skip("no JupyterLab here: pip install 'minibatcher[lab]', to compare its settings")
+    path = tmp_path / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
+    make = ["make", f"VENV={tmp_path}", "-o", str(tmp_path / ".installed-lab"), str(path)]
+    subprocess.run(make, cwd=ROOT, check=True, capture_output=True)
+    written = path.read_text(encoding="utf-8")
+    assert written in (ROOT / "chapters" / "class.md").read_text(encoding="utf-8")
+    ((plugin, values),) = json.loads(written).items()
+    package, name = plugin.split(":")
+    schemas = Path(sys.prefix) / "share" / "jupyter" / "lab" / "schemas"
+    known = json.loads((schemas / package / f"{name}.json").read_text(encoding="utf-8"))["properties"]
+    assert {key: type(known[key]["default"]) for key in values} == {key: type(value) for key, value in values.items()}
 
 
 def test_outside_a_clone_the_book_is_asked_for(tmp_path):

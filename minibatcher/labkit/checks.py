@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import textwrap
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from typing import Any, TextIO
@@ -16,6 +17,7 @@ from .manifest import Exercise, ManifestError, load_manifest
 from .time_limit import time_limit
 
 _PRINTED = 2000  # characters that an answer may print in one check
+LINE = 100  # characters: JupyterLab would break a longer line in the middle of a word
 SEED_VARIABLE = "MINIBATCHER_CHECK_SEED"  # set by the build, so that solutions look the same whenever they are built
 _hints_shown: dict[str, int] = {}
 
@@ -24,7 +26,7 @@ class CheckFailed(AssertionError):
     """A check that did not pass. A notebook shows its message without a traceback; nbval and pytest see a failure."""
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).splitlines()
+        return [short for line in str(self).splitlines() for short in _fitting(line).split("\n")]
 
 
 def check(exercise_id: str, answer: Any, *, seed: int | None = None) -> CheckResult:
@@ -35,7 +37,7 @@ def check(exercise_id: str, answer: Any, *, seed: int | None = None) -> CheckRes
     result = judge(exercise_id, answer, seed=seed)
     if not result.ok:
         raise CheckFailed(f"{result}\n{_hint_offer(exercise_id)}")
-    print(result)
+    print(_fitting(str(result)))
     return result
 
 
@@ -65,8 +67,15 @@ def hint(exercise_id: str) -> None:
     shown = _hints_shown.get(exercise_id, 0)
     first, last = (shown, shown + 1) if shown < len(hints) else (0, len(hints))
     for number in range(first, last):
-        print(f"Hint {number + 1} of {len(hints)}: {hints[number]}")
+        print(_fitting(f"Hint {number + 1} of {len(hints)}: {hints[number]}"))
     _hints_shown[exercise_id] = min(shown + 1, len(hints))
+
+
+def _fitting(line: str) -> str:
+    """A line broken between words, so that it fits the page; its further lines are indented."""
+    if len(line) <= LINE:
+        return line
+    return textwrap.fill(line, LINE, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def known_exercise(exercise_id: str) -> Exercise:

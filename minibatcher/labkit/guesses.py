@@ -81,7 +81,7 @@ class Guess:
         if self.right:
             return "exactly right"
         if isinstance(self.guess, str) or isinstance(self.truth, str):
-            return "the other one" if len(self.choices) == 2 else "another one"
+            return "the other one" if len(self.choices) == 2 else "not that one"
         low = self.guess < self.truth
         points = "percentage points" if self.unit == "%" else self.unit
         gap = f"too {'low' if low else 'high'} by {_with_unit(abs(self.guess - self.truth), points)}"
@@ -134,7 +134,7 @@ def _encouragement(told: list[Guess]) -> str:
     if near == len(told):
         return f"Right or close: {near} of {len(told)}. You see what a batch does before it does it."
     if near:
-        return f"Right or close: {near} of {len(told)}. Look once more at the others: there is most to learn."
+        return f"Right or close: {near} of {len(told)}. Look once more at the others: they teach the most."
     return (
         f"Right or close: 0 of {len(told)}. These are the places where a first thought goes wrong: now you know them."
     )
