@@ -141,8 +141,12 @@ def _point_to_source(app: Sphinx, page: str, template: str, context: dict[str, A
 
 
 def _mathml(self: Any, node: nodes.Element, block: bool) -> str:
+    text = node.astext()
+    braces = re.findall(r"[{}]", re.sub(r"\\.", "", text))
     try:
-        return tex2mathml(node.astext(), as_block=block)
+        if braces.count("{") != braces.count("}"):  # which docutils passes over
+            raise MathError("a brace lacks its partner")
+        return tex2mathml(text, as_block=block)
     except MathError as error:
         _log.warning("the formula %r is not understood: %s", node.astext(), error, location=node)
         return ""
