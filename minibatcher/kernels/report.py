@@ -148,7 +148,7 @@ def driver_version() -> str | None:
         return None
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.split("\n")[0].strip() or None
