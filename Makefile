@@ -1,6 +1,6 @@
 # Needs Python 3.10 or later with venv, make and git; works with GNU make 3.81 (macOS) and later.
 PYTHON ?= python3
-VENV ?= .venv
+VENV = .venv
 LAB_FLAGS ?=
 PYTEST_FLAGS ?=
 # CPU=1 installs PyTorch's build without CUDA, which on Linux is several times smaller. macOS and Windows get it anyway.
@@ -75,7 +75,8 @@ measured: $(FOR_ALL) ## Measure the comparison in the README again, three runs (
 	$(RUN_ENV) minibatcher labs build --pages
 
 clean: ## Remove the environments, what was built, and all caches
-	rm -rf $(VENV) $(COLAB) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	[ ! -f "$(VENV)/pyvenv.cfg" ] || rm -rf "$(VENV)"
+	rm -rf $(COLAB) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The lock keeps a class on identical versions; the environment is renewed when it or pyproject.toml changes.

@@ -126,6 +126,9 @@ def test_the_set_up_installs_the_book_once(machine, wheel):
     assert {name.split("-")[0] for name in machine.installed()} == {"minibatcher"}  # and nothing else
     (installed,) = machine.cells(SETUP, MINIBATCHER_SOURCE="/nowhere/never-read.whl")
     assert installed.startswith(READY)
+    shutil.rmtree(machine.packages / "minibatcher")  # half removed: pip still counts it as installed
+    (whole,) = machine.cells(SETUP, MINIBATCHER_SOURCE=wheel)
+    assert whole.endswith(again)
 
 
 @on_colab

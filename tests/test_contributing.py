@@ -137,6 +137,23 @@ def test_a_class_of_ones_own_is_taken_wherever_a_name_is():
         Engine.from_model("bard", strategy=type("Nameless", (mine.__base__.__base__,), {}))
 
 
+@pytest.mark.parametrize(
+    "body, words",
+    [
+        ({"name": "half done"}, "Mine needs a name for tables and files, without blanks"),
+        ({"name": ""}, "Mine needs a name"),
+        ({"name": 7}, "Mine needs a name"),
+        ({"name": "mine"}, "Mine is no strategy yet: it has no method schedule"),
+    ],
+)
+def test_a_class_that_can_be_no_strategy_is_told_so(body: dict, words: str):
+    from minibatcher.errors import InvalidParameter
+    from minibatcher.scheduling import Scheduler, strategy
+
+    with pytest.raises(InvalidParameter, match=words):
+        strategy(type("Mine", (Scheduler,), body))
+
+
 def test_the_rooms_of_the_table_are_those_of_the_house():
     table = re.findall(r"^\| ((?:`\w+` ?)+) \|", section("What is where"), re.MULTILINE)
     assert [set(re.findall(r"`(\w+)`", row)) for row in table] == LAYERS

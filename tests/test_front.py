@@ -12,7 +12,7 @@ import pytest
 
 from minibatcher.cli import _parser, main
 from minibatcher.labkit import blocks, front, measured
-from minibatcher.labkit.notebooks import BuildError
+from minibatcher.labkit.notebooks import BuildError, set_up_cell
 from minibatcher.labkit.tomlfile import read_toml
 from minibatcher.viz import cover
 from minibatcher.viz.check import in_palette
@@ -91,12 +91,12 @@ def test_every_chapter_and_lab_has_a_badge_that_opens_its_file():
 
 def test_the_repository_is_named_in_one_place(copy):
     edit(copy / "pyproject.toml", REPOSITORY, "https://github.com/somebody/else")
-    assert [problem.split(":")[0] for problem in blocks.stale(copy)] == ["README.md", "chapters/install.md"]
+    pages = ["README.md", "chapters/install.md"]
+    assert [problem.split(":")[0] for problem in blocks.stale(copy)] == pages
     blocks.write(copy)
-    text = (copy / "README.md").read_text(encoding="utf-8")
-    assert (
-        REPOSITORY.removeprefix("https://") not in text and "github/somebody/else/blob/main/labs/lab-7.1.ipynb" in text
-    )
+    texts = [(copy / page).read_text(encoding="utf-8") for page in pages]
+    assert all(REPOSITORY.removeprefix("https://") not in text and "somebody/else" in text for text in texts)
+    assert "github/somebody/else/blob/main/labs/lab-7.1.ipynb" in texts[0]
     assert blocks.stale(copy) == []
 
 
@@ -107,10 +107,13 @@ def test_a_copy_that_is_not_on_github_has_no_badges(copy):
     assert "colab" not in text.replace("chapters/colab", "") and "https://example.org/book" in text
 
 
-def test_pyproject_must_say_where_the_book_is(copy):
-    edit(copy / "pyproject.toml", "Repository", "Home")
+@pytest.mark.parametrize("line", ["", "Repository = 3", 'Repository = ""', 'Repository = "https://github.com"'])
+def test_pyproject_must_say_where_the_book_is(line, copy):
+    edit(copy / "pyproject.toml", f'Repository = "{REPOSITORY}"', line)
     with pytest.raises(BuildError, match="names no Repository"):
         blocks.stale(copy)
+    with pytest.raises(BuildError, match="names no Repository"):
+        set_up_cell(copy)
 
 
 @pytest.mark.parametrize("name", [name for name in blocks.BLOCKS if f"<!-- begin {name} -->" in README])
@@ -129,6 +132,59 @@ def test_a_part_that_nobody_computes_is_refused(copy):
         copy / "README.md", "<!-- begin start -->", "<!-- begin nothing -->\n<!-- end nothing -->\n<!-- begin start -->"
     )
     with pytest.raises(BuildError, match="no computed part is named 'nothing'"):
+        blocks.stale(copy)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("<!-- end status -->", ""),
+        ("<!-- begin status -->", ""),
+        ("<!-- end status -->", "<!-- end stats -->"),
+        ("<!-- begin status -->", "<!--  Begin status -->"),
+        ("<!-- begin status -->", "<!-- begin status --> Computed:"),
+    ],
+)
+def test_half_a_mark_is_refused(old, new, copy):
+    edit(copy / "README.md", old, new)
+    with pytest.raises(BuildError, match=r"README\.md: .* marks nothing"):
+        blocks.stale(copy)
+
+
+def test_a_part_without_its_marks_is_missed(copy):
+    for mark in ("<!-- begin status -->", "<!-- end status -->"):
+        edit(copy / "README.md", f"{mark}\n", "")
+    assert blocks.stale(copy) == ["no page shows the computed part 'status'; put the marks around it back"]
+
+
+@pytest.mark.parametrize(
+    "name, content, part",
+    [
+        ("measured/cold-start.json", None, "class-needs"),
+        ("measured/cold-start.json", "{", "class-needs"),
+        ("measured/cold-start.json", '{"lab": {}, "kernels": {}}', "class-needs"),
+        ("measured/comparison-2.json", "{", "comparison"),
+        ("measured/comparison-2.json", "[]", "comparison"),
+        ("measured/comparison-2.json", '{"clock": "measured", "measured": {}}', "comparison"),
+    ],
+)
+def test_a_spoilt_measurement_is_named(name, content, part, copy):
+    path = copy / "chapters" / name
+    path.unlink() if content is None else path.write_text(content, encoding="utf-8")
+    with pytest.raises(BuildError, match=rf"\.md: the part '{part}' can't be computed, .* chapters/measured"):
+        blocks.stale(copy)
+
+
+@pytest.mark.parametrize("line", ["version", "requires-python", "released"])
+def test_a_line_that_pyproject_lacks_is_told(line, copy):
+    edit(copy / "pyproject.toml", f"{line} = ", f"a{line} = ")
+    with pytest.raises(BuildError, match=f"can't be computed, for pyproject.toml .*{line}"):
+        blocks.stale(copy)
+
+
+def test_a_page_that_is_no_text_is_named(copy):
+    (copy / "chapters" / "class.md").write_bytes(b"\xfc")
+    with pytest.raises(BuildError, match=r"can't read .*class\.md"):
         blocks.stale(copy)
 
 

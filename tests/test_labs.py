@@ -766,8 +766,15 @@ def test_outputs_of_other_code_are_not_kept(book):
     edit(book / "chapters/index.md", "max_tokens=60", "max_tokens=61")
     before = index.read_bytes()
     (problem,) = build.build(book, keep_outputs=True, only=["index"])
-    assert "chapters/index.md: its code has changed, so it must be run" in problem and index.read_bytes() == before
+    assert (
+        "chapters/index.md: its code or a tag has changed, so it must be run" in problem
+        and index.read_bytes() == before
+    )
     edit(book / "chapters/index.md", "max_tokens=61", "max_tokens=60")
+    edit(book / "chapters/index.md", "ipython3\nfrom", "ipython3\n:tags: [unsaved]\n\nfrom")
+    (problem,) = build.build(book, keep_outputs=True, only=["index"])
+    assert "or a tag has changed" in problem and index.read_bytes() == before
+    edit(book / "chapters/index.md", "ipython3\n:tags: [unsaved]\n\nfrom", "ipython3\nfrom")
     edit_notebook(index, autosave)
     (problem,) = build.build(book, keep_outputs=True, only=["index"])
     assert "no outputs that the build saved" in problem

@@ -340,6 +340,25 @@ def test_make_lab_asks_no_question_about_news(tmp_path):
     assert {key: type(known[key]["default"]) for key in values} == {key: type(value) for key, value in values.items()}
 
 
+def test_make_clean_deletes_an_environment_and_nothing_of_ones_own(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("mine/work.txt", "own/pyvenv.cfg", ".venv/pyvenv.cfg", "pages/__pycache__/a.pyc", "build/book.html"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+
+    def clean(*arguments, **variables):
+        command = ["make", "clean", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=os.environ | variables, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        return {path.name for path in tmp_path.iterdir()}
+
+    assert clean("VENV=mine") == {"Makefile", "mine", "own", ".venv", "pages"}
+    assert clean(VENV="own") == {"Makefile", "mine", "own", "pages"}  # what a shell happens to have set is not meant
+    assert list((tmp_path / "pages").iterdir()) == []
+    assert clean("VENV=own") == {"Makefile", "mine", "pages"}
+    assert clean("VENV=.") == {"Makefile", "mine", "pages"}
+
+
 def test_outside_a_clone_the_book_is_asked_for(tmp_path):
     """As for who has installed the package alone: a wheel holds no chapters."""
     shutil.copytree(PACKAGE, tmp_path / "installed" / "minibatcher")

@@ -210,7 +210,7 @@ def test_formulas_are_mathml(pages, site):
 
 
 def test_a_mistake_in_a_page_stops_the_build(tmp_path):
-    text = "# Page\n\n$\\wrong{x}$\n\n[a file](missing.py)\n\n[a heading](#Missing)\n"
+    text = "# Page\n\n$\\wrong{x}$\n\n[a file](missing.py)\n\n[a heading](#Missing)\n\n$\\frac{1}{2$\n"
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
     settings = (ROOT / "chapters" / "conf.py").read_text(encoding="utf-8")
     settings = settings.replace("ROOT = Path(__file__).resolve().parents[1]", f"ROOT = Path({str(ROOT)!r})")
@@ -218,7 +218,12 @@ def test_a_mistake_in_a_page_stops_the_build(tmp_path):
     (tmp_path / "conf.py").write_text(settings, encoding="utf-8")
     done = build(tmp_path, tmp_path, tmp_path / "built")
     assert done.returncode == 1
-    for words in ("page.md:3: WARNING: the formula '\\\\wrong{x}' is not understood", "'missing.py'", "'Missing'"):
+    for words in (
+        "page.md:3: WARNING: the formula '\\\\wrong{x}' is not understood",
+        "'missing.py'",
+        "'Missing'",
+        "a brace lacks",
+    ):
         assert words in done.stderr
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import cold_start, front, measured
-from .notebooks import BuildError
+from .notebooks import BuildError, read_page
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
+_MARK = re.compile(r"<!--\s*(?:begin|end)\b.*?-->", re.IGNORECASE)
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "chapters": front.chapters,
@@ -33,14 +34,22 @@ FILES: dict[str, Callable[[], bytes]] = {front.PICTURE: front.picture_file}
 
 
 def fill(text: str, root: Path) -> str:
-    """The page with every part computed anew. Raises BuildError for a part that nobody computes."""
+    """The page with every part computed anew. Raises BuildError for one that can't be, and for a mark left over."""
 
     def computed(match: re.Match[str]) -> str:
         begin, name, _, end = match.groups()
         if name not in BLOCKS:
             raise BuildError(f"no computed part is named {name!r}; known: {', '.join(BLOCKS)}")
-        return f"{begin}{BLOCKS[name](root)}{end}"
+        try:
+            return f"{begin}{BLOCKS[name](root)}{end}"
+        except (AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            raise BuildError(
+                f"the part {name!r} can't be computed, for pyproject.toml or a file in {measured.FOLDER} is not as it "
+                f"should be: {type(error).__name__}: {error}"
+            ) from error
 
+    if mark := _MARK.search(_BLOCK.sub("", text)):
+        raise BuildError(f"{mark[0]} marks nothing; the lines <!-- begin NAME --> and <!-- end NAME --> hold a part")
     return _BLOCK.sub(computed, text)
 
 
@@ -52,15 +61,14 @@ def pages(root: Path) -> Iterator[Path]:
 
 def files(root: Path) -> Iterator[tuple[Path, bytes]]:
     """The computed files that a page shows, each with what it must hold."""
-    texts = [path.read_text(encoding="utf-8") for path in pages(root)]
+    texts = [read_page(path) for path in pages(root)]
     yield from ((root / name, FILES[name]()) for name in FILES if any(name in text for text in texts))
 
 
 def write(root: Path) -> None:
     """Renew the computed parts of every page, and then the computed files that they show."""
     for path in pages(root):
-        text = path.read_text(encoding="utf-8")
-        if (filled := fill(text, root)) != text:
+        if (filled := _filled(path, root)) != read_page(path):
             path.write_bytes(filled.encode("utf-8"))
     for path, content in files(root):
         if not _holds(path, content):
@@ -69,13 +77,25 @@ def write(root: Path) -> None:
 
 
 def stale(root: Path) -> list[str]:
-    """One sentence for each computed file that is out of date, and for each page with a part that is."""
-    texts = {path: path.read_text(encoding="utf-8") for path in pages(root)}
+    """One sentence for each computed file that is out of date, each page with a part that is, each part of no page."""
     old = {path: "it is" for path, content in files(root) if not _holds(path, content)}
-    old |= {path: "a computed part is" for path, text in texts.items() if fill(text, root) != text}
+    old |= {path: "a computed part is" for path in pages(root) if _filled(path, root) != read_page(path)}
+    used = {match[2] for path in pages(root) for match in _BLOCK.finditer(read_page(path))}
+    lost = [name for name in BLOCKS if name not in used] if (root / "README.md").exists() else []
     return [
-        f"{path.relative_to(root).as_posix()}: {what} out of date; run: make generated" for path, what in old.items()
+        *(
+            f"{path.relative_to(root).as_posix()}: {what} out of date; run: make generated"
+            for path, what in old.items()
+        ),
+        *(f"no page shows the computed part {name!r}; put the marks around it back" for name in lost),
     ]
+
+
+def _filled(path: Path, root: Path) -> str:
+    try:
+        return fill(read_page(path), root)
+    except BuildError as error:
+        raise BuildError(f"{path.relative_to(root).as_posix()}: {error}") from error
 
 
 def _holds(path: Path, content: bytes) -> bool:

@@ -25,7 +25,17 @@ from ..errors import MinibatcherError
 from . import audit, blocks
 from .checks import SEED_VARIABLE
 from .manifest import Exercise, load_manifest
-from .notebooks import SET_UP, UNSAVED, BuildError, dumps, read_source, require, student_copy, without_outputs
+from .notebooks import (
+    SET_UP,
+    UNSAVED,
+    BuildError,
+    dumps,
+    read_page,
+    read_source,
+    require,
+    student_copy,
+    without_outputs,
+)
 
 CELL_TIMEOUT_S = 120
 _MEND = "minibatcher labs build"
@@ -33,8 +43,8 @@ _MEND = "minibatcher labs build"
 
 def sources(root: Path, folder: str) -> list[Path]:
     """The Markdown sources of a folder's notebooks, in order; a page without jupytext's header stays a page."""
-    texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / folder).glob("*.md"))}
-    return [path for path, text in texts.items() if text.startswith("---\njupytext:")]
+    paths = sorted((root / folder).glob("*.md"))
+    return [path for path in paths if read_page(path).startswith("---\njupytext:")]
 
 
 def build(
@@ -142,7 +152,7 @@ def execute(nb: Any, folder: Path) -> list[str]:
 
 
 def take_outputs(nb: Any, saved: Any) -> list[str]:
-    """Give `nb` the outputs of the notebook that an earlier build saved, if only prose or the set-up has changed since.
+    """Give `nb` the outputs of the notebook that an earlier build saved, if only prose or the set-up changed since.
 
     Returns what is in the way. What a cell prints may depend on the package too: this keeps it as it was.
     """
@@ -150,13 +160,18 @@ def take_outputs(nb: Any, saved: Any) -> list[str]:
     old = [cell for cell in saved.cells if cell.cell_type == "code"] if saved else []
     if saved is None or saved.metadata.get("minibatcher", {}).get("outputs") != audit.output_digest(saved):
         return [f"it has no outputs that the build saved, so it must be run: {_MEND}, without --keep-outputs"]
-    texts = [[SET_UP if SET_UP in c.metadata.get("tags", []) else c.source for c in cells] for cells in (new, old)]
-    if texts[0] != texts[1]:
-        return [f"its code has changed, so it must be run: {_MEND}, without --keep-outputs"]
+    if list(map(_runs, new)) != list(map(_runs, old)):
+        return [f"its code or a tag has changed, so it must be run: {_MEND}, without --keep-outputs"]
     for cell, before in zip(new, old):
         cell.outputs, cell.execution_count = before.outputs, before.execution_count
     nb.metadata["minibatcher"] = {"outputs": audit.output_digest(nb), "sources": audit.source_digest(nb)}
     return []
+
+
+def _runs(cell: Any) -> tuple[str, list[str]]:
+    """What decides which outputs a cell has: its code, save that of a set-up, and its tags."""
+    tags = sorted(cell.metadata.get("tags", []))
+    return SET_UP if SET_UP in tags else cell.source, tags
 
 
 def kernel_environment(home: str) -> dict[str, str]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .manifest import Exercise, load_manifest
-from .notebooks import BuildError
+from .notebooks import BuildError, pyproject, read_page, repository
 from .syllabus import Row, load_syllabus
-from .tomlfile import read_toml
 
 PICTURE = "chapters/figures/static-against-continuous.svg"
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
@@ -46,7 +44,7 @@ def read_chapters(root: Path) -> list[Chapter]:
     """The chapters under `root`, in order. Raises BuildError for one that lacks its title, time or a line in ABOUT."""
     found = []
     for path in sorted((root / "chapters").glob("7.*.md")):
-        text, number = path.read_text(encoding="utf-8"), path.stem.split("-")[0]
+        text, number = read_page(path), path.stem.split("-")[0]
         title, minutes = re.search(r"^# (.+)$", text, re.MULTILINE), _MINUTES.search(text)
         if not title or not minutes or number not in ABOUT:
             raise BuildError(
@@ -128,7 +126,7 @@ def clone(root: Path) -> str:
 
 def start(root: Path) -> str:
     """What the two commands need, and the badge that opens the contents on Colab."""
-    python = _pyproject(root)["project"]["requires-python"].removeprefix(">=")
+    python = pyproject(root)["project"]["requires-python"].removeprefix(">=")
     needs = f"Both need Python {python} or later, make and git."
     opened = badge(root, "chapters/index.ipynb")
     return (
@@ -140,7 +138,7 @@ def start(root: Path) -> str:
 
 def citation(root: Path) -> str:
     """BibTeX and a line in APA style, of the version and the year that pyproject.toml names."""
-    project, year = _pyproject(root)["project"], _pyproject(root)["tool"]["minibatcher"]["released"][:4]
+    project, year = pyproject(root)["project"], pyproject(root)["tool"]["minibatcher"]["released"][:4]
     version, address = project["version"], repository(root)
     title = "minibatcher: How an LLM server batches requests"
     return f"""```bibtex
@@ -155,21 +153,6 @@ def citation(root: Path) -> str:
 
 The minibatcher authors. ({year}). *{title}* (Version {version}) [Computer software]. {address}
 """
-
-
-def repository(root: Path) -> str:
-    """Where the book is published. Raises BuildError where pyproject.toml does not say it."""
-    try:
-        return _pyproject(root)["project"]["urls"]["Repository"].rstrip("/")
-    except KeyError as error:
-        raise BuildError(f"pyproject.toml names no Repository under [project.urls]: {error} is missing") from None
-
-
-def _pyproject(root: Path) -> dict[str, Any]:
-    try:
-        return read_toml(root / "pyproject.toml")
-    except (OSError, ValueError) as error:
-        raise BuildError(f"can't read pyproject.toml, which says where the book is published: {error}") from error
 
 
 def _exercises(lab: str) -> list[Exercise]:

@@ -40,9 +40,36 @@ def require(module: str) -> Any:
         ) from error
 
 
+def read_page(path: Path) -> str:
+    """A Markdown file's text. Raises BuildError for what is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BuildError(f"can't read {path}: {error}") from error
+
+
+def pyproject(root: Path) -> dict[str, Any]:
+    """What pyproject.toml says. Raises BuildError."""
+    try:
+        return read_toml(root / "pyproject.toml")
+    except (OSError, ValueError) as error:
+        raise BuildError(f"can't read pyproject.toml, which says where the book is published: {error}") from error
+
+
+def repository(root: Path) -> str:
+    """Where the book is published. Raises BuildError where pyproject.toml does not say it."""
+    try:
+        address = pyproject(root)["project"]["urls"]["Repository"].rstrip("/")
+    except (AttributeError, LookupError, TypeError):
+        address = ""
+    if not re.fullmatch(r"https?://[^\s/]+/\S+", address):
+        raise BuildError('pyproject.toml names no Repository = "https://…" under [project.urls]')
+    return address
+
+
 def read_source(path: Path, exercises: dict[str, Exercise]) -> Any:
     """The notebook that a Markdown source describes, with stable ids, no outputs and only our own metadata."""
-    text = path.read_text(encoding="utf-8")
+    text = read_page(path)
     nb = require("jupytext").reads(text, fmt="md:myst")
     nb.nbformat, nb.nbformat_minor = 4, 5
     nb.metadata = require("nbformat").from_dict(
@@ -92,8 +119,7 @@ def set_up_cell(root: Path) -> str:
     code = Path(__file__).with_name("set_up_cell.py").read_text(encoding="utf-8").strip()
     if not (root / "pyproject.toml").exists():  # a folder with a few chapters of its own: the reader says where
         return code
-    repository = read_toml(root / "pyproject.toml")["project"]["urls"]["Repository"]
-    unset, filled = '("MINIBATCHER_SOURCE", "")', f'("MINIBATCHER_SOURCE", "git+{repository}@main")'
+    unset, filled = '("MINIBATCHER_SOURCE", "")', f'("MINIBATCHER_SOURCE", "git+{repository(root)}@main")'
     if code.count(unset) != 1:
         raise BuildError(f"set_up_cell.py should hold {unset} once, for the address to be filled in")
     return code.replace(unset, filled)

@@ -27,7 +27,7 @@ def install_minibatcher():
     if not SOURCE:
         raise NotReady("minibatcher is not installed here. Write in SOURCE, in this cell, where it is to be had.")
     print(f"Installing minibatcher from {SOURCE} …")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", SOURCE]
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", SOURCE]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"GIT_TERMINAL_PROMPT": "0"})
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]

@@ -180,8 +180,12 @@ def _describe(app: Sphinx, page: str, template: str, context: dict[str, Any], tr
 
 
 def _mathml(self: Any, node: nodes.Element, block: bool) -> str:
+    text = node.astext()
+    braces = re.findall(r"[{}]", re.sub(r"\\.", "", text))
     try:
-        return tex2mathml(node.astext(), as_block=block)
+        if braces.count("{") != braces.count("}"):  # which docutils passes over
+            raise MathError("a brace lacks its partner")
+        return tex2mathml(text, as_block=block)
     except MathError as error:
         _log.warning("the formula %r is not understood: %s", node.astext(), error, location=node)
         return ""
