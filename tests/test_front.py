@@ -91,7 +91,7 @@ def test_every_chapter_and_lab_has_a_badge_that_opens_its_file():
 
 def test_the_repository_is_named_in_one_place(copy):
     edit(copy / "pyproject.toml", REPOSITORY, "https://github.com/somebody/else")
-    pages = ["README.md", "chapters/install.md"]
+    pages = ["README.md", "CONTRIBUTING.md", "chapters/install.md"]
     assert [problem.split(":")[0] for problem in blocks.stale(copy)] == pages
     blocks.write(copy)
     texts = [(copy / page).read_text(encoding="utf-8") for page in pages]
