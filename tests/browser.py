@@ -201,7 +201,7 @@ def lab(tmp_path_factory, chromium) -> Iterator[Lab]:
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}"
-        _wait_for(server, f"{address}/api/status?token={token}", log)
+        wait_for(server, f"{address}/api/status?token={token}", log)
         yield Lab(address, token, folder)
     finally:
         server.terminate()  # it ends its kernels itself
@@ -211,7 +211,8 @@ def lab(tmp_path_factory, chromium) -> Iterator[Lab]:
             server.kill()
 
 
-def _wait_for(server: subprocess.Popen, address: str, log: Path, seconds: float = 120) -> None:
+def wait_for(server: subprocess.Popen, address: str, log: Path, seconds: float = 120) -> None:
+    """Until the server answers at the address. Raises RuntimeError with its last words where it does not."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -221,4 +222,4 @@ def _wait_for(server: subprocess.Popen, address: str, log: Path, seconds: float 
             if server.poll() is not None or time.monotonic() > deadline:
                 tail = log.read_text(encoding="utf-8")[-2000:]
                 raise RuntimeError(f"JupyterLab did not start:\n{tail}") from None
-            time.sleep(0.2)
+            time.sleep(0.1)

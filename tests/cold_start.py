@@ -24,15 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import psutil
-from browser import ARGUMENTS, KERNEL_IS_IDLE, SETTINGS, run_all_cells
+from browser import ARGUMENTS, KERNEL_IS_IDLE, SETTINGS, run_all_cells, wait_for
 
 from minibatcher.labkit.tomlfile import read_toml
 
@@ -60,7 +58,7 @@ print(json.dumps({"peak_mb": max(own.ru_maxrss, others.ru_maxrss) * 1024 / 1e6,
 """
 
 
-class Failed(Exception):
+class Failed(RuntimeError):
     """A phase that did not end well; the sentence says which, with the end of its output."""
 
 
@@ -167,7 +165,7 @@ def open_and_run(place: Path, environment: dict[str, str], settings: Path) -> di
             cwd=place, env=environment, stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:
-        up, _ = measured(lambda: answers(f"{address}/api/status?token={token}", server, log))
+        up, _ = measured(lambda: wait_for(f"{address}/api/status?token={token}", server, log))
         with sync_playwright() as playwright:
             program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
             if program is None:
@@ -193,19 +191,6 @@ def open_and_run(place: Path, environment: dict[str, str], settings: Path) -> di
         for process in psutil.Process(server.pid).children(recursive=True):
             process.terminate()
         server.wait(30)
-
-
-def answers(address: str, server: subprocess.Popen, log: Path, seconds: float = 120) -> None:
-    """Wait until the server answers."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise Failed(f"JupyterLab did not start:\n{log.read_text(encoding='utf-8')[-2000:]}") from None
-            time.sleep(0.1)
 
 
 def check_all_ran(page) -> None:
@@ -315,7 +300,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 result = parts[name](Path(folder)) | {"measured": where}
-            except Failed as error:
+            except RuntimeError as error:  # Failed, or a server that did not start
                 raise SystemExit(f"cold_start: {error}") from None
         results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
         results[name] = result
