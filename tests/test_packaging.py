@@ -200,6 +200,16 @@ def test_nothing_else_stands_at_the_top_level():
     assert {top for top in tops if not top.startswith(".")} <= TOP_LEVEL
 
 
+@pytest.mark.skipif(str(ROOT) in os.environ.get("PYTHONPATH", "").split(os.pathsep), reason="taken from PYTHONPATH")
+def test_a_script_beside_a_clone_finds_the_package_and_not_the_folder(tmp_path):
+    (tmp_path / "minibatcher").mkdir()  # as a clone: no __init__.py in it
+    script = tmp_path / "three_lines.py"
+    script.write_text("from minibatcher import SamplingParams\nprint(SamplingParams.__name__)\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert (run.stdout, run.stderr) == ("SamplingParams\n", "")
+
+
 def test_licence_is_apache_2():
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text

@@ -165,9 +165,8 @@ def verdict(
             return CheckResult(exercise.id, False, f"{limit}; is there a loop that never ends?")
         done.append(outcome)
         if outcome.unwritten:
-            return CheckResult(
-                exercise.id, False, "not written yet; replace the line `raise NotImplementedError(…)` by your answer"
-            )
+            todo = "replace the line `raise NotImplementedError(…)` by your answer, and run its cell"
+            return CheckResult(exercise.id, False, f"not written yet; {todo}")
         wrong = _wrong(task, key, arguments, outcome)
         if wrong is None:
             continue
