@@ -43,7 +43,7 @@ test: $(FOR_ALL) $(FOR_COLAB) ## Run everything that must hold: lint, types, gen
 	$(RUN_ENV) python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 # Every part runs, so that one round shows all there is to mend; the last line names the parts that failed.
-check: $(FOR_ALL) ## Run what takes two minutes, before a commit: lint, types, generated files, quick tests
+check: $(FOR_ALL) ## Run what takes two to three minutes, before a commit: lint, types, generated files, quick tests
 	@begun=$$(date +%s); failed=; \
 	part() { echo "== $$*"; $(RUN_ENV) "$$@" || failed="$$failed, $$*"; }; \
 	part ruff check .; \
