@@ -10,6 +10,7 @@ import torch
 from .ahead import AheadEngine
 from .attention.choose import AttentionBackend, choose_attention
 from .clock import WallClock
+from .cpu_path import CpuPath, choose_cpu_path
 from .engine import Engine
 from .errors import DeviceError, InvalidParameter
 from .kv import BlockKV, make_kv
@@ -24,6 +25,8 @@ from .runners.padded import PaddedRunner
 from .runners.ragged import RaggedRunner
 from .scheduling import Scheduler, SchedulerConfig, make_scheduler, strategy
 
+COMPILED_ATTENTION = "compiled"
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -31,7 +34,8 @@ class EngineOptions:
 
     strategy: a name, or a Scheduler class of one's own. device: "auto" (a GPU if there is one), "cpu" or "cuda".
     dtype: "auto", "float32", "bfloat16" or "float16".
-    attention: "auto" or a backend's name. max_model_len: longest prompt + output; None is the model's context.
+    attention: "auto" or a backend's name. cpu_path: what computes a step on a CPU, see cpu_path.choose_cpu_path.
+    max_model_len: longest prompt + output; None is the model's context.
     block_size: tokens a KV block (paged strategies). kv_cache_tokens: size of the KV pool in tokens; None is room for
     max_num_seqs full contexts, as far as memory allows. enable_prefix_caching: requests that begin with the same tokens
     share KV blocks (paged strategies). gpu_memory_utilization: the share of a GPU's memory to use.
@@ -45,6 +49,7 @@ class EngineOptions:
     device: str = "auto"
     dtype: str = "auto"
     attention: str = "auto"
+    cpu_path: str = "plain"
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_tokens: int | None = None
@@ -98,7 +103,8 @@ def assemble_engine(model: str | LoadedModel = "bard", **given: Any) -> Engine:
     cls = strategy(options.strategy)
     if isinstance(model, str):
         model = load_model(model, device=resolve_device(options.device), dtype=options.dtype)
-    attention = choose_attention(options.attention, model.device, model.dtype)
+    path = choose_cpu_path(options.cpu_path, model)
+    attention = _attention(options, model, path)
     max_model_len = _max_model_len(model, options.max_model_len)
     kv = _make_kv(model, attention, cls, max_model_len, config, options)
     if cls.kv_layout == "slots":
@@ -107,10 +113,12 @@ def assemble_engine(model: str | LoadedModel = "bard", **given: Any) -> Engine:
     num_host_blocks = scheduler.host.num_blocks if scheduler.host else 0
     runner: ModelRunner
     if cls.kv_layout == "slots":
-        runner = PaddedRunner(model, kv, attention, options.seed, num_host_blocks)
+        runner = PaddedRunner(model, kv, attention, options.seed, num_host_blocks, path)
     else:
-        runner = RaggedRunner(model, kv, attention, options.seed, num_host_blocks)
+        runner = RaggedRunner(model, kv, attention, options.seed, num_host_blocks, path)
     header = {"seed": options.seed, **provenance(model, attention)}
+    if model.device.type == "cpu":
+        header |= {"cpu_path": path.name, "cpu_path_why": path.why}
     if options.cuda_graphs:
         _check_graphs(model, attention)
         if isinstance(runner, RaggedRunner):
@@ -137,6 +145,18 @@ def assemble_engine(model: str | LoadedModel = "bard", **given: Any) -> Engine:
         limits=options.limits,
         keep_going=options.keep_going,
     )
+
+
+def _attention(options: EngineOptions, model: LoadedModel, path: CpuPath) -> AttentionBackend:
+    if path.compiled is None:
+        return choose_attention(options.attention, model.device, model.dtype)
+    if options.attention not in ("auto", COMPILED_ATTENTION):
+        raise InvalidParameter(
+            f"the compiled CPU path brings its own attention, so attention {options.attention!r} can't go with it; "
+            "leave one of the two out"
+        )
+    plain = choose_attention("auto", model.device, model.dtype)
+    return replace(plain, name=COMPILED_ATTENTION, why="the compiled CPU path has its own")
 
 
 def _check_graphs(model: LoadedModel, attention: AttentionBackend) -> None:

@@ -19,7 +19,7 @@ LAYERS = [
     {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware", "host_memory"},
     {"kv", "interrupt", "limits"},
     {"scheduling"},
-    {"transfer", "attention", "model"},
+    {"transfer", "attention", "model", "compiled", "cpu_path"},
     {"runners", "provenance", "measure", "memory", "monitor", "here"},
     {"engine", "stepping", "ahead", "background", "intake", "recorder", "tally", "build", "llm"},
     {
@@ -38,13 +38,14 @@ LAYERS = [
         "labkit",
         "kernels",
     },
+    {"bench"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 TORCH_FREE = set().union(*LAYERS[: LEVEL["scheduling"] + 1])
 STRATEGY_LINES = 130
 # Rooms that load modules whose names they put together, which this test can't follow: each loads its own files alone.
-BY_NAME = {"", "scheduling", "kernels", "labkit"}
+BY_NAME = {"", "scheduling", "kernels", "labkit", "bench"}
 
 
 @dataclass(frozen=True)

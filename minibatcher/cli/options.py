@@ -276,6 +276,13 @@ def add_speed_options(parser: argparse.ArgumentParser) -> None:
         "(continuous and chunked, with Triton's kernels)",
     )
     group.add_argument(
+        "--cpu-path",
+        choices=("plain", "prepacked", "compiled", "auto"),
+        help="what computes a step on a CPU: plain (PyTorch, as the book reads it), prepacked (PyTorch, with weights "
+        "laid out for its products), compiled (C++ loops, compiled in seconds when first used; needs a C++ compiler) "
+        "or auto (the fastest of these that there is) (default: plain)",
+    )
+    group.add_argument(
         "--plan-ahead",
         action="store_true",
         default=None,
@@ -287,6 +294,7 @@ ENGINE_OPTIONS = (
     "device",
     "dtype",
     "attention",
+    "cpu_path",
     "seed",
     "max_num_seqs",
     "max_num_batched_tokens",

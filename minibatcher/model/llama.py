@@ -49,8 +49,9 @@ class LlamaModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden_size] to logits [N, vocab_size], float32."""
-        output = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, output.weight).float()
+        if self.lm_head is None:  # tied: the embeddings serve both ways
+            return F.linear(hidden, self.embed_tokens.weight).float()
+        return self.lm_head(hidden).float()
 
 
 class DecoderLayer(nn.Module):

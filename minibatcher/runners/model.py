@@ -10,7 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..attention import RaggedBatch
 from ..attention.choose import AttentionBackend
+from ..cpu_path import CpuPath
 from ..errors import OutOfMemory
 from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
@@ -54,13 +56,23 @@ class ModelRunner:
 
     The pool holds, per layer, keys and values of shape [num_blocks, block_size, num_kv_heads, head_dim]; `kv` says who
     owns which block. num_host_blocks: room in host memory for requests that are swapped out. Random numbers depend on
-    the request and the position of the token alone, never on the batch.
+    the request and the position of the token alone, never on the batch. cpu_path: what runs the model on a CPU; None
+    is PyTorch as it stands.
     """
 
     def __init__(
-        self, loaded: LoadedModel, kv: BlockKV, attention: AttentionBackend, seed: int = 0, num_host_blocks: int = 0
+        self,
+        loaded: LoadedModel,
+        kv: BlockKV,
+        attention: AttentionBackend,
+        seed: int = 0,
+        num_host_blocks: int = 0,
+        cpu_path: CpuPath | None = None,
     ) -> None:
         self.model, self.config, self.device = loaded.model, loaded.config, loaded.device
+        self.compiled = None
+        if cpu_path is not None:
+            self.model, self.compiled = cpu_path.model, cpu_path.compiled
         self.kv, self.attention, self.seed, self.dtype = kv, attention, seed, loaded.dtype
         self.scale = self.config.head_dim**-0.5
         self._eos = tuple(self.config.eos_token_ids)
@@ -134,7 +146,20 @@ class ModelRunner:
         """Next token of each request from the hidden state [N, hidden_size] of its newest token."""
         if not requests:
             return Launched([], None, num_computed_tokens, self.device)
-        logits = self.model.logits(hidden)
+        return self.sample_from(self.model.logits(hidden), requests, num_computed_tokens)
+
+    def run_compiled(
+        self, token_ids: Tensor, positions: Tensor, batch: RaggedBatch, newest: Tensor, requests: Sequence[Request]
+    ) -> Launched:
+        """The whole step in one call: next token of each request, whose newest tokens are `newest`, int64 [N]."""
+        assert self.compiled is not None
+        logits = self.compiled.logits(token_ids, positions, batch, newest, self.pool)
+        return self.sample_from(logits, requests) if requests else Launched([], None, None, self.device)
+
+    def sample_from(
+        self, logits: Tensor, requests: Sequence[Request], num_computed_tokens: int | None = None
+    ) -> Launched:
+        """Next token of each request from its logits [N, vocab_size]."""
         params = [r.params for r in requests]
         uniforms = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
         banned = [self._banned(request) for request in requests]

@@ -41,6 +41,8 @@ class PaddedRunner(ModelRunner):
         token_ids, positions, slot_mapping, rows, newest, fresh = to_device(arrays, self.device)
         batch = PaddedBatch(rows, positions, slot_mapping, slots, max(starts) + width)
         self._clear(fresh)
+        if self.compiled is not None:
+            return self.run_compiled(token_ids, positions.flatten(), batch.as_ragged(), newest, sampled)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             k_cache, v_cache = self.store(layer, k, v, batch.slot_mapping)

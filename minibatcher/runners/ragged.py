@@ -51,6 +51,8 @@ class RaggedRunner(ModelRunner):
         arrays += [step.cu_seqlens_q, step.context_lens, step.block_tables]
         token_ids, positions, newest, mapping, cu_seqlens_q, context_lens, tables = to_device(arrays, self.device)
         batch = RaggedBatch(mapping, cu_seqlens_q, context_lens, tables, step.query_lens, step.context_lens.tolist())
+        if self.compiled is not None:
+            return self.run_compiled(token_ids, positions, batch, newest, requests)
         return self.sample(self.forward(token_ids, positions, batch)[newest], requests)
 
     def forward(self, token_ids: Tensor, positions: Tensor, batch: RaggedBatch) -> Tensor:

@@ -1,0 +1,107 @@
+"""The C++ sources of this folder as a library: compiled once for this very processor, and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from ..errors import DeviceError
+
+HERE = Path(__file__).parent
+SOURCES = ("forward.cpp", "attention.h", "product.h", "vectors.h")
+FLAGS = ("-O3", "-ffast-math", "-shared", "-fPIC", "-std=c++17")
+DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
+MINUTES = 5  # a compiler that takes longer is given up
+
+
+@cache
+def library(dtype: torch.dtype, target: str | None = None) -> ctypes.CDLL:
+    """The library for weights in `dtype` (float32 or bfloat16), from the cache folder or compiled now, in seconds.
+
+    target: a compiler's option that names a processor; None is this one.
+    Raises DeviceError where there is no compiler, or none that can: with its last words.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        raise DeviceError("the compiled CPU path needs a C++ compiler (c++, g++ or clang++), and there is none here")
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    command = [compiler, *FLAGS, target or native, *DTYPES[dtype]]
+    file = cache_folder() / f"forward-{_key(command)}.so"
+    if not file.exists():
+        _compile(command, file)
+    return _declared(ctypes.CDLL(str(file)))
+
+
+def find_compiler() -> str | None:
+    """$CXX, or the first of c++, g++ and clang++ on the path."""
+    names = [os.environ.get("CXX"), "c++", "g++", "clang++"]
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: MINIBATCHER_CACHE, or minibatcher/ in the user's cache folder."""
+    own = os.environ.get("MINIBATCHER_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minibatcher"
+
+
+def _key(command: list[str]) -> str:
+    """Changes with the sources, the command and the processor, whose instructions the library uses."""
+    digest = hashlib.sha256("\0".join([*command, torch.__version__, _processor()]).encode())
+    for name in SOURCES:
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.machine() + platform.processor()
+
+
+def _compile(command: list[str], file: Path) -> None:
+    """With OpenMP if the compiler has it, else for one thread. The file appears whole or not at all."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            made = Path(folder) / file.name
+            for extra in (["-fopenmp"], []):
+                whole = [*command, *extra, str(HERE / SOURCES[0]), "-o", str(made)]
+                done = subprocess.run(
+                    whole, capture_output=True, encoding="utf-8", errors="replace", timeout=60 * MINUTES
+                )
+                if done.returncode == 0:
+                    made.replace(file)
+                    return
+    except subprocess.TimeoutExpired:
+        raise DeviceError(f"the compiled CPU path: {command[0]} took more than {MINUTES} minutes") from None
+    except OSError as error:
+        raise DeviceError(
+            f"the compiled CPU path has nowhere to keep its library ({error}); set MINIBATCHER_CACHE to a folder"
+        ) from None
+    words = [line.strip() for line in done.stderr.splitlines() if "error" in line] or [f"exit code {done.returncode}"]
+    raise DeviceError(f"the compiled CPU path: {command[0]} could not compile it ({words[0][:300]})")
+
+
+def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, int64 = ctypes.c_void_p, ctypes.c_int64
+    for name, takes, gives in (
+        ("workspace_bytes", [pointer, int64, int64], int64),
+        ("logits_stride", [pointer], int64),
+        ("packed_numbers", [int64, int64], int64),
+        ("pack", [pointer, int64, int64, int64, pointer], None),
+        ("forward", [pointer, pointer], None),
+    ):
+        function = getattr(lib, name)
+        function.argtypes, function.restype = takes, gives
+    return lib
