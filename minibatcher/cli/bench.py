@@ -1,0 +1,203 @@
+"""`minibatcher bench`: one workload on minibatcher and on other engines, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidParameter, MinibatcherError, UnknownName
+from .kernels import Bar
+from .options import check_file, complain, positive_int, positive_number, rate, seed, whole_number, write_json
+from .workloads import workload_help
+
+VARIANTS = ("compiled", "prepacked", "plain", "auto")  # of minibatcher: what carries a step on a CPU
+OTHERS = ("transformers_generate", "transformers_continuous", "llama_cpp", "vllm", "nano_vllm")
+DEFAULT_PEERS = ("minibatcher:compiled", "minibatcher:plain", *OTHERS)
+DEFAULT_WORKLOAD = "longtail:prompt_mean=96,prompt_cv=1"
+DEFAULT_NUM_REQUESTS = 64
+MOST_RUNS = 1000
+
+DESCRIPTION = """\
+Replay one workload on minibatcher and on other engines with the same weights, precision, threads and
+lengths, and print how they compare.
+
+Each run is a fresh process. It loads the model, serves a dozen requests that are not counted, then
+gets each request at its arrival time. Lengths are forced: no engine may stop early, and a run in which
+a request got another number of tokens has failed. Rounds alternate the order, so that nobody is always
+first; each round gives one pair, and a ratio is that of a pair, since only what ran close together
+compares. Processor time that other programs took is told for every run.
+
+Peers: minibatcher:compiled, minibatcher:prepacked, minibatcher:plain (the ways through a CPU step that
+--help of compare knows nothing of: fused operations, prepacked weights, plain PyTorch),
+transformers_generate (static batches, padded), transformers_continuous, llama_cpp, vllm, nano_vllm, or
+the dotted name of a module of your own with TITLE, missing and serve, as those in minibatcher/bench/peers.
+
+  minibatcher bench --list
+  minibatcher bench --model 15M --peers minibatcher:plain transformers_generate
+  minibatcher bench --model 110M --dtype bfloat16 --request-rate 2 --json out.json
+  minibatcher bench --python vllm=/path/to/its/python --set vllm.max_num_batched_tokens=2048"""
+
+
+def add_parser(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="one workload on minibatcher and on other engines side by side: ratios, measured in pairs",
+        description=DESCRIPTION,
+        epilog="Exit code: 0 if all that could run did (a peer that is not installed is told, and costs nothing); 1 if\n"
+        "a run failed; 2 for a mistake in the command; 130 after Ctrl-C, which keeps what was done so far.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    load = parser.add_argument_group("workload", workload_help())
+    load.add_argument(
+        "--workload",
+        default=DEFAULT_WORKLOAD,
+        help="a name, with parameters if need be (see above), or a file with an output length for each request "
+        f"(default: {DEFAULT_WORKLOAD})",
+    )
+    load.add_argument(
+        "--num-requests",
+        type=whole_number(1, 100_000),
+        help=f"how many (default: {DEFAULT_NUM_REQUESTS}, or all of a file)",
+    )
+    load.add_argument(
+        "--request-rate",
+        type=rate,
+        default=float("inf"),
+        help="requests per second; inf is offline, all there at once (default: inf)",
+    )
+    load.add_argument("--seed", type=seed, default=0, help="everything random starts from it (default: 0)")
+    what = parser.add_argument_group("model and machine")
+    what.add_argument(
+        "--model",
+        default="bard",
+        help="bard, a folder with a Hugging Face checkpoint, a .gguf file, or a shape with random weights, made for "
+        "the run: 15M, 110M or 360M (default: bard)",
+    )
+    what.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    what.add_argument("--threads", type=whole_number(1, 1024), help="CPU threads of each engine (default: all)")
+    who = parser.add_argument_group("peers")
+    who.add_argument("--peers", nargs="+", metavar="NAME", help="the columns (default: all that can run here)")
+    who.add_argument("--baseline", metavar="PEER", help="what ratios are of (default: the first column of ours)")
+    who.add_argument(
+        "--python",
+        type=pair,
+        action="append",
+        metavar="PEER=PATH",
+        help="the interpreter of the environment that an engine is installed in; repeatable",
+    )
+    who.add_argument("--llama-server", metavar="PATH", help="llama.cpp's llama-server (default: the one on PATH)")
+    who.add_argument(
+        "--set",
+        type=setting,
+        action="append",
+        metavar="PEER.KEY=VALUE",
+        help="a setting of a peer, as JSON or as text; minibatcher.KEY is for all its columns; repeatable",
+    )
+    how = parser.add_argument_group("runs and results")
+    how.add_argument("--runs", type=whole_number(1, MOST_RUNS), default=3, help="rounds (default: 3)")
+    how.add_argument("--timeout-s", type=positive_number, default=1800.0, help="of one run (default: 1800)")
+    how.add_argument("--json", metavar="FILE", help="write ratios, figures, every run and its circumstances as JSON")
+    how.add_argument("--list", action="store_true", help="the peers, and whether they can run here")
+    how.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=run)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """An option's type: PEER=PATH."""
+    name, equals, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} must be PEER=PATH")
+    return name, path
+
+
+def setting(text: str) -> tuple[str, str, Any]:
+    """An option's type: PEER.KEY=VALUE; the value is JSON where it can be read as such, else text."""
+    left, equals, right = text.partition("=")
+    peer, dot, key = left.rpartition(".")
+    if not (equals and peer and key):
+        raise argparse.ArgumentTypeError(f"{text!r} must be PEER.KEY=VALUE")
+    try:
+        return peer, key, json.loads(right)
+    except ValueError:
+        return peer, key, right
+
+
+def run(args: argparse.Namespace) -> int:
+    check_file(args.json)
+    peers = chosen(args)
+    able, missing, broken = sorted_out(peers)
+    if args.list:
+        return _list(able, missing, broken)
+    baseline = _baseline(args, able, missing)
+    folder = Path(tempfile.mkdtemp(prefix="minibatcher-bench-"))
+    try:
+        data = _bench(args, able, baseline, missing, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if args.json:
+        write_json(data, args.json)
+    from ..bench.table import text
+
+    print(text(data), file=sys.stderr if args.json == "-" else sys.stdout)
+    for name, why in (broken | data["failures"]).items():
+        complain("minibatcher bench", f"{name}: {why}")
+    if data["interrupted"]:
+        print("interrupted: the figures are those of the runs that were done", file=sys.stderr)
+        return 130
+    return 1 if broken or data["failures"] else 0
+
+
+def chosen(args: argparse.Namespace) -> list[Any]:
+    """The peers that the options name. Raises UnknownName, InvalidParameter."""
+    from ..bench.run import Peer
+
+    names = list(dict.fromkeys(args.peers or DEFAULT_PEERS))
+    pythons = dict(args.python or ())
+    for path in pythons.values():
+        if not os.access(path, os.X_OK) or os.path.isdir(path):
+            raise InvalidParameter(f"--python: {path!r} is no program that can be run")
+    peers = []
+    for name in names:
+        module, colon, variant = name.partition(":")
+        if ("." not in module and module not in ("minibatcher", *OTHERS)) or (colon and variant not in VARIANTS):
+            raise UnknownName("peer", name, [f"minibatcher:{v}" for v in VARIANTS] + [*OTHERS])
+        if colon and module != "minibatcher":
+            raise InvalidParameter(f"{name!r}: only minibatcher has variants")
+        settings: dict[str, Any] = {"cpu_path": variant or "auto"} if module == "minibatcher" else {}
+        if module == "llama_cpp" and args.llama_server:
+            settings["server"] = args.llama_server
+        for peer, key, value in args.set or ():
+            if peer in (name, module):
+                settings[key] = value
+        peers.append(Peer(name, module, name, settings, pythons.get(name, pythons.get(module))))
+    known = {peer.name for peer in peers} | {peer.module for peer in peers}
+    for option, given in (("--python", pythons), ("--set", [peer for peer, _, _ in args.set or ()])):
+        if unused := next((peer for peer in given if peer not in known), None):
+            raise InvalidParameter(f"{option} names {unused!r}, which is not among the peers: {', '.join(names)}")
+    return peers
+
+
+def sorted_out(peers: list[Any]) -> tuple[list[Any], dict[str, str], dict[str, str]]:
+    """Those that can run, by name why others can't, and by name what went wrong with asking."""
+    from ..bench.process import ProcessFailed
+    from ..bench.run import about
+
+    able, missing, broken = [], {}, {}
+    for peer in peers:
+        try:
+            peer, why = about(peer)
+        except ProcessFailed as problem:
+            broken[peer.name] = str(problem)
+            continue
+        if why is None:
+            able.append(peer)
+        else:
+            missing[peer.name] = why
+    return able, missing, broken
