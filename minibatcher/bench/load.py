@@ -46,15 +46,11 @@ def make_job(workload: Workload, model: Path, *, dtype: str, threads: int, seed:
 
     Raises WorkloadError for a request that names no output length, or a text without a tokenizer.
     """
-    generation = model / "generation_config.json"
-    config = ModelConfig.from_hf(
-        read_json(model / "config.json"), read_json(generation) if generation.exists() else None
-    )
-    tokenizer = Tokenizer.from_file(model / "tokenizer.json", config) if (model / "tokenizer.json").exists() else None
+    config, tokenizer = _config_of(model), tokenizer_of(model)
     if unknown := next((row for row in workload if row.output_tokens is None), None):
         raise WorkloadError(
-            f"request {unknown.request_id!r} of {workload.name} names no output length, and lengths are forced here, so "
-            "that every engine does the same work; give output_tokens"
+            f"request {unknown.request_id!r} of {workload.name} names no output length, and lengths are forced here, "
+            "so that every engine does the same work; give output_tokens"
         )
     if tokenizer is None and any(row.prompt is not None for row in workload):
         raise WorkloadError(f"{workload.name} holds text, and the model {model.name} has no tokenizer to read it with")
@@ -73,6 +69,12 @@ def make_job(workload: Workload, model: Path, *, dtype: str, threads: int, seed:
         for r in requests
     ]
     return Job(str(model), dtype, threads, asked, warm_up(asked))
+
+
+def tokenizer_of(model: Path) -> Tokenizer | None:
+    """None where the model's folder has no tokenizer.json."""
+    file = model / "tokenizer.json"
+    return Tokenizer.from_file(file, _config_of(model)) if file.exists() else None
 
 
 def warm_up(requests: list[JobRequest]) -> list[JobRequest]:
@@ -103,6 +105,11 @@ def load_facts(workload: Workload, job: Job) -> dict[str, Any]:
 def usable_cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _config_of(model: Path) -> ModelConfig:
+    generation = model / "generation_config.json"
+    return ModelConfig.from_hf(read_json(model / "config.json"), read_json(generation) if generation.exists() else None)
 
 
 def _link(source: Path, folder: Path) -> None:

@@ -89,12 +89,12 @@ def run_rounds(
     timeout_s: float,
     model=None,
     rates: Mapping[str, float] | None = None,
-    progress: Callable[[Peer, int], None] | None = None,
+    progress: Callable[[Peer, int, int], None] | None = None,
 ) -> tuple[list[dict[str, Any]], bool]:
     """All runs that were done, each with its "round" (from 0), and whether an interrupt ended them early.
 
     A peer that fails is told so in its run and is not run again. model: a hardware.ModelSpec, with rates for the bound.
-    progress: called before each run with the peer and the round.
+    progress: called before each run with the peer, the round, and how many runs are behind.
     """
 
     def bound(steps: list[list[float]], seconds: float) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def run_rounds(
     failed: set[str] = set()
     try:
         for index in range(runs):
-            for peer in order(peers, index):
+            for position, peer in enumerate(order(peers, index)):
                 if peer.name in failed:
                     continue
                 if progress:
-                    progress(peer, index)
+                    progress(peer, index, index * len(peers) + position)
                 run = run_once(peer, job, timeout_s=timeout_s, bound=bound if rates and model else None)
                 done.append({"round": index} | run)
                 if run["failure"]:

@@ -33,8 +33,8 @@ def _title(data: dict[str, Any]) -> str:
     return (
         f"MEASURED on {machine['device']}, {_count(facts['threads'], 'thread')}: {model['name']} "
         f"({model['num_parameters'] / 1e6:,.1f}M parameters, {model['weights']} weights) in {facts['dtype']}, "
-        f"{_count(load['num_requests'], 'request')} of {load['name']}, {when}, {load['num_prompt_tokens']:,} prompt and "
-        f"{load['num_output_tokens']:,} output tokens, lengths forced"
+        f"{_count(load['num_requests'], 'request')} of {load['name']}, {when}, {load['num_prompt_tokens']:,} prompt "
+        f"and {load['num_output_tokens']:,} output tokens, lengths forced"
     )
 
 

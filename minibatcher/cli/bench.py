@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
 import sys
-import tempfile
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidParameter, MinibatcherError, UnknownName
-from .kernels import Bar
-from .options import check_file, complain, positive_int, positive_number, rate, seed, whole_number, write_json
+from ..errors import InvalidParameter
+from ..workload import workload_names
+from .bench_peers import chosen, pair, setting, sorted_out
+from .options import check_file, complain, positive_number, rate, seed, whole_number, write_json
 from .workloads import workload_help
 
-VARIANTS = ("compiled", "prepacked", "plain", "auto")  # of minibatcher: what carries a step on a CPU
-OTHERS = ("transformers_generate", "transformers_continuous", "llama_cpp", "vllm", "nano_vllm")
-DEFAULT_PEERS = ("minibatcher:compiled", "minibatcher:plain", *OTHERS)
 DEFAULT_WORKLOAD = "longtail:prompt_mean=96,prompt_cv=1"
 DEFAULT_NUM_REQUESTS = 64
 MOST_RUNS = 1000
@@ -34,10 +26,10 @@ a request got another number of tokens has failed. Rounds alternate the order, s
 first; each round gives one pair, and a ratio is that of a pair, since only what ran close together
 compares. Processor time that other programs took is told for every run.
 
-Peers: minibatcher:compiled, minibatcher:prepacked, minibatcher:plain (the ways through a CPU step that
---help of compare knows nothing of: fused operations, prepacked weights, plain PyTorch),
-transformers_generate (static batches, padded), transformers_continuous, llama_cpp, vllm, nano_vllm, or
-the dotted name of a module of your own with TITLE, missing and serve, as those in minibatcher/bench/peers.
+Peers: minibatcher:compiled, minibatcher:prepacked, minibatcher:plain (ways through a step on a CPU: fused
+operations, prepacked weights, plain PyTorch), transformers_generate (static batches, padded),
+transformers_continuous, llama_cpp, vllm, nano_vllm, or the dotted name of a module of your own with
+TITLE, missing and serve, as those in minibatcher/bench/peers.
 
   minibatcher bench --list
   minibatcher bench --model 15M --peers minibatcher:plain transformers_generate
@@ -50,8 +42,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "bench",
         help="one workload on minibatcher and on other engines side by side: ratios, measured in pairs",
         description=DESCRIPTION,
-        epilog="Exit code: 0 if all that could run did (a peer that is not installed is told, and costs nothing); 1 if\n"
-        "a run failed; 2 for a mistake in the command; 130 after Ctrl-C, which keeps what was done so far.",
+        epilog="Exit code: 0 if all that could run did (a peer that is not installed is told, and costs nothing); 1\n"
+        "if a run failed; 2 for a mistake in the command; 130 after Ctrl-C, which keeps what was done so far.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     load = parser.add_argument_group("workload", workload_help())
@@ -109,26 +101,6 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=run)
 
 
-def pair(text: str) -> tuple[str, str]:
-    """An option's type: PEER=PATH."""
-    name, equals, path = text.partition("=")
-    if not name or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} must be PEER=PATH")
-    return name, path
-
-
-def setting(text: str) -> tuple[str, str, Any]:
-    """An option's type: PEER.KEY=VALUE; the value is JSON where it can be read as such, else text."""
-    left, equals, right = text.partition("=")
-    peer, dot, key = left.rpartition(".")
-    if not (equals and peer and key):
-        raise argparse.ArgumentTypeError(f"{text!r} must be PEER.KEY=VALUE")
-    try:
-        return peer, key, json.loads(right)
-    except ValueError:
-        return peer, key, right
-
-
 def run(args: argparse.Namespace) -> int:
     check_file(args.json)
     peers = chosen(args)
@@ -136,11 +108,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _list(able, missing, broken)
     baseline = _baseline(args, able, missing)
-    folder = Path(tempfile.mkdtemp(prefix="minibatcher-bench-"))
-    try:
-        data = _bench(args, able, baseline, missing, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    data = _bench(args, able, baseline, missing)
     if args.json:
         write_json(data, args.json)
     from ..bench.table import text
@@ -154,50 +122,54 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken or data["failures"] else 0
 
 
-def chosen(args: argparse.Namespace) -> list[Any]:
-    """The peers that the options name. Raises UnknownName, InvalidParameter."""
-    from ..bench.run import Peer
-
-    names = list(dict.fromkeys(args.peers or DEFAULT_PEERS))
-    pythons = dict(args.python or ())
-    for path in pythons.values():
-        if not os.access(path, os.X_OK) or os.path.isdir(path):
-            raise InvalidParameter(f"--python: {path!r} is no program that can be run")
-    peers = []
-    for name in names:
-        module, colon, variant = name.partition(":")
-        if ("." not in module and module not in ("minibatcher", *OTHERS)) or (colon and variant not in VARIANTS):
-            raise UnknownName("peer", name, [f"minibatcher:{v}" for v in VARIANTS] + [*OTHERS])
-        if colon and module != "minibatcher":
-            raise InvalidParameter(f"{name!r}: only minibatcher has variants")
-        settings: dict[str, Any] = {"cpu_path": variant or "auto"} if module == "minibatcher" else {}
-        if module == "llama_cpp" and args.llama_server:
-            settings["server"] = args.llama_server
-        for peer, key, value in args.set or ():
-            if peer in (name, module):
-                settings[key] = value
-        peers.append(Peer(name, module, name, settings, pythons.get(name, pythons.get(module))))
-    known = {peer.name for peer in peers} | {peer.module for peer in peers}
-    for option, given in (("--python", pythons), ("--set", [peer for peer, _, _ in args.set or ()])):
-        if unused := next((peer for peer in given if peer not in known), None):
-            raise InvalidParameter(f"{option} names {unused!r}, which is not among the peers: {', '.join(names)}")
-    return peers
+def _list(able: list[Any], missing: dict[str, str], broken: dict[str, str]) -> int:
+    for peer in able:
+        print(f"{peer.name}: can run here ({peer.title})")
+    for name, why in (missing | broken).items():
+        print(f"{name}: {why}")
+    return 1 if broken else 0
 
 
-def sorted_out(peers: list[Any]) -> tuple[list[Any], dict[str, str], dict[str, str]]:
-    """Those that can run, by name why others can't, and by name what went wrong with asking."""
-    from ..bench.process import ProcessFailed
-    from ..bench.run import about
+def _baseline(args: argparse.Namespace, able: list[Any], missing: dict[str, str]) -> str:
+    """The peer that ratios are of. Raises InvalidParameter."""
+    names = [peer.name for peer in able]
+    if not able:
+        why = "; ".join(f"{name}: {sentence}" for name, sentence in missing.items())
+        raise InvalidParameter(f"none of the peers can run here ({why})" if why else "none of the peers can run here")
+    if args.baseline is None:
+        return next((peer.name for peer in able if peer.module == "minibatcher"), names[0])
+    if args.baseline not in names:
+        why = missing.get(args.baseline, f"the peers that can run here are {', '.join(names)}")
+        raise InvalidParameter(f"--baseline {args.baseline!r}: {why}")
+    return args.baseline
 
-    able, missing, broken = [], {}, {}
-    for peer in peers:
-        try:
-            peer, why = about(peer)
-        except ProcessFailed as problem:
-            broken[peer.name] = str(problem)
-            continue
-        if why is None:
-            able.append(peer)
-        else:
-            missing[peer.name] = why
-    return able, missing, broken
+
+def _bench(args: argparse.Namespace, able: list[Any], baseline: str, missing: dict[str, str]) -> dict[str, Any]:
+    from tqdm import tqdm
+
+    from ..bench.benchmark import benchmark
+
+    drawn = args.workload.partition(":")[0] in workload_names()
+    off = args.quiet or not sys.stderr.isatty()
+    with tqdm(total=args.runs * len(able), unit="run", disable=off, file=sys.stderr) as bar:
+
+        def tell(peer: Any, index: int, done: int) -> None:
+            bar.set_description(f"round {index + 1} of {args.runs}, {peer.title}", refresh=False)
+            bar.n = done
+            bar.refresh()
+
+        return benchmark(
+            able,
+            workload=args.workload,
+            num_requests=args.num_requests or (DEFAULT_NUM_REQUESTS if drawn else None),
+            request_rate=args.request_rate,
+            seed=args.seed,
+            model=args.model,
+            dtype=args.dtype,
+            threads=args.threads,
+            baseline=baseline,
+            runs=args.runs,
+            timeout_s=args.timeout_s,
+            missing=missing,
+            progress=tell,
+        )
