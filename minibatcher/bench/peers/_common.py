@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 from ..job import Clock, JobRequest
 
 Outputs = dict[str, tuple[list[int], list[float]]]
 
 
-def python_of(settings: dict[str, Any]) -> str:
-    """The interpreter that the peer will run under: settings["python"], else this one."""
-    return settings.get("python") or sys.executable
-
-
-def prefix_of(python: str) -> Path:
-    """The environment that an interpreter belongs to. Its links are not followed: they leave a virtual environment."""
-    return Path(sys.prefix) if python == sys.executable else Path(python).absolute().parent.parent
-
-
-def lacks(package: str, settings: dict[str, Any]) -> bool:
-    """True where the peer's interpreter finds no such package; it is looked for, not imported."""
-    python = python_of(settings)
-    if python == sys.executable:
-        return importlib.util.find_spec(package) is None
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    try:
-        # -P: a folder of that name where we stand would be found too.
-        return subprocess.run([python, "-P", "-c", look], capture_output=True, timeout=60).returncode != 0
-    except OSError:
-        return True
+def lacks(package: str) -> bool:
+    """True where this interpreter finds no such package; it is looked for, not imported."""
+    return importlib.util.find_spec(package) is None
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -55,8 +34,8 @@ def replay(
 ) -> Outputs:
     """Start the clock; hand each request to `add` once its time has come, and `step` while any is unfinished.
 
-    step: one pass of the engine; (request id, new token ids) of each request that got some. Tokens of one step share its
-    time. Raises RuntimeError for a request that gets more tokens than it asked for.
+    step: one pass of the engine; returns (request id, new token ids) of each request that got some. Tokens of one step
+    share its time. Raises RuntimeError for a request that gets more tokens than it asked for.
     """
     waiting = sorted(requests, key=lambda r: r.arrival_s)[::-1]
     wanted = {r.id: r.output_tokens for r in requests}

@@ -28,7 +28,7 @@ def serve(job: Job) -> Served:
     from ...request import Request, SamplingParams
 
     torch.set_num_threads(job.threads)
-    options = {name: value for name, value in (SETTINGS | job.settings).items() if name != "python"}
+    options = SETTINGS | job.settings
     if options.get("cpu_path") == "plain":
         del options["cpu_path"]
     loading = time.perf_counter()
