@@ -1,6 +1,6 @@
 """What this machine's memory and arithmetic give, in a process of its own: `python -m minibatcher.bench.rates IN OUT`.
 
-IN is JSON: {"dtype", "threads"}; OUT gets {"answer": {"bandwidth" (bytes/s), "flops" (FLOP/s), "source"}}.
+IN is JSON: {"dtype", "threads", "seconds"}; OUT gets {"answer": {"bandwidth" (bytes/s), "flops" (FLOP/s), "source"}}.
 """
 
 import json
@@ -16,7 +16,8 @@ def main(question_file: str, answer_file: str) -> int:
     question = json.loads(Path(question_file).read_text(encoding="utf-8"))
     torch.set_num_threads(question["threads"])
     # A library may read one precision's weights slower than memory delivers: the bound takes the best that was seen.
-    device = measure_device("cpu", dtypes=tuple(dict.fromkeys(("float32", question["dtype"]))))
+    dtypes = tuple(dict.fromkeys(("float32", question["dtype"])))
+    device = measure_device("cpu", dtypes=dtypes, seconds=question["seconds"])
     rates = {"bandwidth": device.bandwidth, "flops": device.rate(question["dtype"]), "source": device.source}
     Path(answer_file).write_text(json.dumps({"answer": rates}), encoding="utf-8")
     return 0

@@ -39,10 +39,12 @@ def about(peer: Peer) -> tuple[Peer, str | None]:
     return replace(peer, title=title), told["missing"]
 
 
-def measure_rates(dtype: str, threads: int) -> dict[str, Any]:
-    """bandwidth (bytes/s), flops (FLOP/s) and source, measured in a fresh process. Raises ProcessFailed."""
+def measure_rates(dtype: str, threads: int, seconds: float = 3.0) -> dict[str, Any]:
+    """bandwidth (bytes/s), flops (FLOP/s) and source, measured in a fresh process (measure.measure_device says for how
+    long). Raises ProcessFailed."""
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    rates, _ = ask(RATES, {"dtype": dtype, "threads": threads}, timeout_s=10 * QUICK_S, env=env)
+    question = {"dtype": dtype, "threads": threads, "seconds": seconds}
+    rates, _ = ask(RATES, question, timeout_s=10 * QUICK_S, env=env)
     return rates
 
 

@@ -33,7 +33,9 @@ def missing(settings: dict[str, Any]) -> str | None:
     if _server(settings) is None:
         if wanted:
             return f"llama.cpp's server is not at {wanted!r}, where the settings or MINIBATCHER_LLAMA_SERVER say it is"
-        return "llama.cpp's server is not installed (no llama-server on the PATH; or name it in MINIBATCHER_LLAMA_SERVER)"
+        return (
+            "llama.cpp's server is not installed (no llama-server on the PATH; or name it in MINIBATCHER_LLAMA_SERVER)"
+        )
     if lacks("gguf"):
         return "llama.cpp needs the model as a GGUF file (pip install 'minibatcher[gguf]' writes it)"
     return None
