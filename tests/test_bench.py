@@ -135,14 +135,17 @@ def test_pairs_are_of_the_same_round():
 
     failed = {"peer": "y", "round": 3, "failure": "it fell over"}
     runs = [run("x", 0, 10.0), run("y", 0, 5.0), run("y", 1, 20.0, 0.5), run("x", 1, 60.0), run("x", 2, 9.0), failed]
-    data = results(peers, runs, "x", missing={})
+    data = results(peers, runs, ["x", "y"], missing={})
     assert next(iter(data)) == "schema" and list(data).index("ratios") < list(data).index("figures")
-    speed = data["ratios"]["y"]["output_tokens_per_s"]
+    speed = data["ratios"]["x"]["y"]["output_tokens_per_s"]
     assert speed == {"median": 2.5, "min": 2.0, "max": 3.0, "values": [2.0, 3.0]}
-    assert data["ratios"]["y"]["ttft_p99_ms"] is None
+    assert data["ratios"]["y"]["x"]["output_tokens_per_s"]["values"] == [0.5, 1 / 3]
+    assert data["ratios"]["x"]["y"]["ttft_p99_ms"] is None
     assert data["outputs_equal"] == {"x": {"equal": 1, "of": 2}, "y": {"equal": 1, "of": 2}}
     assert data["failures"] == {"y": "it fell over"} and len(data["runs"]) == 6
-    assert data["warnings"] == ["Round 2, Y: other programs took 50% of the processors, so its figures are doubtful."]
+    (warning,) = data["warnings"]
+    assert "more than 5% of the processors in 1 of 5 runs (most: 50%, Y, round 2)" in warning
+    assert not results(peers, runs[:2], ["x"], missing={})["warnings"]
 
 
 @pytest.mark.parametrize("value, shown", [(0, "0"), (1.2345, "1.23"), (0.01234, "0.0123"), (56789.1, "56,789")])
@@ -164,8 +167,8 @@ def test_ratios_come_from_alternating_pairs_in_fresh_processes(bench, tmp_path):
     code, printed, data = bench(*args)
     assert code == 0, printed.err
     assert log.read_text(encoding="utf-8").split() == list("foofof")
-    assert data["ratios"][OTHER]["output_tokens_per_s"]["values"] == pytest.approx([2.0] * 3)
-    assert data["ratios"][OTHER]["itl_p99_ms"]["median"] == pytest.approx(0.5)
+    assert data["ratios"][FAKE][OTHER]["output_tokens_per_s"]["values"] == pytest.approx([2.0] * 3)
+    assert data["ratios"][FAKE][OTHER]["itl_p99_ms"]["median"] == pytest.approx(0.5)
     assert data["outputs_equal"][OTHER] == {"equal": 5, "of": 5}
     assert data["figures"][FAKE]["load_s"]["median"] == 2.5 and data["figures"][FAKE]["peak_rss_bytes"]["min"] > 2**20
     run = data["runs"][0]
@@ -190,7 +193,7 @@ def test_a_failed_run_is_told_and_costs_no_other(bench, wrong, sentence):
     assert sentence in printed.err and printed.err.startswith(f"minibatcher bench: {OTHER}: ")
     assert len(data["figures"][FAKE]["load_s"]["values"]) == 2 and OTHER not in data["figures"]
     assert sum(run["peer"] == OTHER for run in data["runs"]) == 1  # and it was not tried again
-    assert sentence in data["failures"][OTHER] and not data["ratios"]
+    assert sentence in data["failures"][OTHER] and data["ratios"] == {FAKE: {}}
 
 
 def test_a_peer_that_hangs_is_stopped_with_its_descendants(bench, tmp_path):
@@ -329,9 +332,11 @@ def test_ours_and_generate_give_the_same_tokens(monkeypatch, capsys, tmp_path):
     args += ["--peers", "minibatcher:plain", "transformers_generate", "--runs", "1", "--json", str(out), "--quiet"]
     assert main(["bench", *args]) == 0, capsys.readouterr().err
     data = json.loads(out.read_text(encoding="utf-8"))
-    assert data["baseline"] == "minibatcher:plain" and data["titles"]["minibatcher:plain"] == "minibatcher (plain)"
+    assert (
+        list(data["ratios"]) == ["minibatcher:plain"] and data["titles"]["minibatcher:plain"] == "minibatcher (plain)"
+    )
     assert data["outputs_equal"]["transformers_generate"] == {"equal": 4, "of": 4}
-    assert data["ratios"]["transformers_generate"]["output_tokens_per_s"]["median"] > 0
+    assert data["ratios"]["minibatcher:plain"]["transformers_generate"]["output_tokens_per_s"]["median"] > 0
     share = data["figures"]["minibatcher:plain"]["bound_share_of_run"]["median"]
     assert 0 < share < 1 and data["bound"]["rates"]["bandwidth"] > 1e8
     assert "share of the bound" in capsys.readouterr().out

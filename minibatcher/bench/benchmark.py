@@ -16,7 +16,7 @@ from ..provenance import circumstances, hardware, software
 from ..workload import load_workload
 from .load import load_facts, make_job, prepare_model, tokenizer_of, usable_cpus
 from .process import ProcessFailed
-from .report import results
+from .report import BUSY, results
 from .run import Peer, measure_rates, run_rounds
 
 
@@ -30,7 +30,7 @@ def benchmark(
     model: str = "bard",
     dtype: str = "float32",
     threads: int | None = None,
-    baseline: str | None = None,
+    baselines: Sequence[str] = (),
     runs: int = 3,
     timeout_s: float = 1800.0,
     missing: dict[str, str] | None = None,
@@ -39,8 +39,8 @@ def benchmark(
     """Replay one workload on every peer, and return report.results.
 
     peers: those that can run here (run.about). workload, num_requests, request_rate, seed: as load_workload takes them.
-    model: see load.prepare_model. dtype: "float32" or "bfloat16". threads: of each engine; None is all CPUs. baseline:
-    name of the peer that ratios are of; None is the first. runs: rounds. timeout_s: seconds of one run, its loading
+    model: see load.prepare_model. dtype: "float32" or "bfloat16". threads: of each engine; None is all CPUs. baselines:
+    names of the peers that ratios are of; the first peer unless told. runs: rounds. timeout_s: seconds of one run, its loading
     included. missing: peers that can't run here, and why. progress: as run_rounds takes it.
     Raises MinibatcherError for what is wrong with the load or the model. A run that fails raises nothing.
     """
@@ -84,7 +84,7 @@ def benchmark(
     data = results(
         peers,
         done,
-        baseline or peers[0].name,
+        baselines or [peers[0].name],
         missing=missing or {},
         interrupted=interrupted,
         rates=rates,
@@ -98,6 +98,12 @@ def _rates(peers: Sequence[Peer], dtype: str, threads: int) -> tuple[dict[str, A
     if all(peer.module != "minibatcher" for peer in peers):
         return None, []
     try:
-        return measure_rates(dtype, threads), []
+        rates = measure_rates(dtype, threads)
     except ProcessFailed as problem:
         return None, [f"The bound is unknown, since this machine's rates could not be measured: {problem}."]
+    share = rates["others_share"]
+    if share is None or share <= BUSY:
+        return rates, []
+    return rates, [
+        f"Other programs took {share:.0%} of the processors while the rates were measured: the bound is low."
+    ]

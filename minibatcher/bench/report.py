@@ -28,8 +28,8 @@ FIGURES: dict[str, tuple[str, ...]] = {  # name in the results → where a run h
 }
 RATIOS = ("output_tokens_per_s", "ttft_p99_ms", "itl_p99_ms", "e2el_p99_ms")
 WHAT_RATIO = (
-    "a ratio is {baseline}'s figure / the other's, both measured in the same round; of tokens per second above 1, of "
-    "times below 1, means that {baseline} is ahead"
+    "a ratio is one engine's figure / the other's, both measured in the same round; of tokens per second above 1, of "
+    "times below 1, means that the first is ahead"
 )
 
 Runs = Sequence[dict[str, Any]]
@@ -38,7 +38,7 @@ Runs = Sequence[dict[str, Any]]
 def results(
     peers: Sequence[Peer],
     runs: Runs,
-    baseline: str,
+    baselines: Sequence[str],
     *,
     missing: dict[str, str],
     interrupted: bool = False,
@@ -47,19 +47,27 @@ def results(
 ) -> dict[str, Any]:
     """All that is kept of a benchmark, as plain data; the order of its keys is that of a reader's questions.
 
-    peers: those that could run, in the order of the columns. missing: name → why it could not. rates: of measure_rates.
+    peers: those that could run, in the order of the columns. baselines: names of those that ratios are of; outputs are
+    compared with those of the first. missing: name → why it could not. rates: of measure_rates.
     """
     titles = {peer.name: peer.title for peer in peers}
     good = {name: [run for run in runs if run["peer"] == name and not run["failure"]] for name in titles}
-    base = good.get(baseline, [])
-    others = [name for name in titles if name != baseline and good[name]]
+    base = good.get(baselines[0], [])
     return {
         "schema": "minibatcher.bench",
         "schema_version": SCHEMA_VERSION,
         "clock": "measured",
-        "baseline": baseline,
-        "ratios": {name: {figure: _pairs(base, good[name], figure) for figure in RATIOS} for name in others if base},
-        "what_a_ratio_is": WHAT_RATIO.format(baseline=titles.get(baseline, baseline)),
+        "ratios": {
+            of: {
+                name: {figure: _pairs(good[of], good[name], figure) for figure in RATIOS}
+                for name in titles
+                if name != of and good[name]
+            }
+            for of in baselines
+            if good.get(of)
+        },
+        "what_a_ratio_is": WHAT_RATIO,
+        "outputs_of": baselines[0],
         "outputs_equal": {name: _equal(base, good[name]) for name in titles if base and good[name]},
         "figures": {
             name: {figure: _spread([value(run, figure) for run in good[name]]) for figure in FIGURES}
@@ -86,12 +94,15 @@ def value(run: dict[str, Any], figure: str) -> float | None:
 
 
 def warnings(runs: Runs, titles: dict[str, str]) -> list[str]:
-    """A sentence for each run beside which other programs were busy."""
+    """A sentence on the runs beside which other programs were busy, where there are any."""
+    shares = [(share, run) for run in runs if (share := value(run, "others_share")) is not None]
+    busy = [(share, run) for share, run in shares if share > BUSY]
+    if not busy:
+        return []
+    most, run = max(busy, key=lambda pair: pair[0])
     return [
-        f"Round {run['round'] + 1}, {titles.get(run['peer'], run['peer'])}: other programs took {share:.0%} of the "
-        "processors, so its figures are doubtful."
-        for run in runs
-        if (share := value(run, "others_share")) is not None and share > BUSY
+        f"Other programs took more than {BUSY:.0%} of the processors in {len(busy)} of {len(shares)} runs (most: "
+        f"{most:.0%}, {titles.get(run['peer'], run['peer'])}, round {run['round'] + 1}), so these figures are doubtful."
     ]
 
 

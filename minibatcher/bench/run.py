@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -12,6 +13,7 @@ from .job import Job, Served
 from .process import ProcessFailed, ask
 
 CHILD, RATES = "minibatcher.bench.child", "minibatcher.bench.rates"
+OPENMP = ("OMP_", "KMP_", "GOMP_", "MKL_")  # variables that decide how threads wait, and where they run
 QUICK_S = 120.0  # for questions that load no model; an import from a cold disk may take a while
 
 
@@ -41,11 +43,11 @@ def about(peer: Peer) -> tuple[Peer, str | None]:
 
 def measure_rates(dtype: str, threads: int, seconds: float = 3.0) -> dict[str, Any]:
     """bandwidth (bytes/s), flops (FLOP/s) and source, measured in a fresh process (measure.measure_device says for how
-    long). Raises ProcessFailed."""
+    long), and others_share, as Usage has it. Raises ProcessFailed."""
     env = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     question = {"dtype": dtype, "threads": threads, "seconds": seconds}
-    rates, _ = ask(RATES, question, timeout_s=10 * QUICK_S, env=env)
-    return rates
+    rates, usage = ask(RATES, question, timeout_s=10 * QUICK_S, env=env)
+    return rates | {"others_share": usage.others_share}
 
 
 def order(peers: Sequence[Peer], round_index: int) -> list[Peer]:
@@ -67,7 +69,8 @@ def run_once(peer: Peer, job: Job, *, timeout_s: float, bound: Callable[..., dic
     env = {name: threads for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     try:
         own, _ = ask(CHILD, question | {"ask": "environment"}, timeout_s=QUICK_S, python=peer.python)
-        run["environment"] = env = env | own
+        env |= own
+        run["environment"] = {k: v for k, v in (os.environ | env).items() if k in env or k.startswith(OPENMP)}
         told, usage = ask(CHILD, question | {"ask": "serve"}, timeout_s=timeout_s, python=peer.python, env=env)
         served = Served(**told["served"])
         run |= {"usage": asdict(usage), "facts": {k: v for k, v in served.facts.items() if k != "steps"}}

@@ -39,44 +39,23 @@ def _title(data: dict[str, Any]) -> str:
 
 
 def _lines(data: dict[str, Any], names: list[str]) -> Lines:
-    base = data["baseline"]
-    ratios, equal, figures = data["ratios"], data["outputs_equal"], data["figures"]
+    equal, figures = data["outputs_equal"], data["figures"]
     online = bool(data["provenance"] and data["provenance"]["workload"]["last_arrival_s"])
 
     def row(label: str, figure: str, digits: int = 3, factor: float = 1.0, part: str = "median") -> tuple:
         found = [figures[name][figure] for name in names]
         return f"  {label}", [number(f[part] * factor, digits) if f else NONE for f in found]
 
-    def between(found: dict[str, Any] | None) -> str:
-        return f"{number(found['min'])}–{number(found['max'])}" if found else NONE
-
-    def ratio(figure: str, cell) -> list[str]:
-        cells = []
-        for name in names:
-            found = ratios[name][figure] if name in ratios else None
-            cells.append("1" if name == base and cell is middle else cell(found))
-        return cells
-
-    def middle(found: dict[str, Any] | None) -> str:
-        return number(found["median"]) if found else NONE
-
     lines: Lines = []
-    if ratios:
-        lines += [
-            (f"{data['titles'][base]} / this one (median of rounds)", []),
-            ("  output tokens/s", ratio("output_tokens_per_s", middle)),
-            ("    lowest–highest", ratio("output_tokens_per_s", between)),
-            ("    pairs", ratio("output_tokens_per_s", lambda found: str(len(found["values"])) if found else NONE)),
-            ("  TTFT p99", ratio("ttft_p99_ms", middle)),
-            ("  ITL p99", ratio("itl_p99_ms", middle)),
-        ]
+    for of, ratios in data["ratios"].items():
+        lines += _ratio_lines(data["titles"][of], [ratios.get(name) for name in names]) if ratios else []
     if equal:
         cells = [f"{e['equal']} of {e['of']}" if (e := equal.get(name)) else "not told" for name in names]
         lines.append(("outputs equal", cells))
     lines += [
         ("figures (median of rounds)", []),
         row("output tokens/s", "output_tokens_per_s"),
-        ("    lowest–highest", [between(figures[name]["output_tokens_per_s"]) for name in names]),
+        ("    lowest–highest", [_range(figures[name]["output_tokens_per_s"]) for name in names]),
         row("total tokens/s", "total_tokens_per_s"),
         row("TTFT p50, ms", "ttft_p50_ms"),
         row("TTFT p99, ms", "ttft_p99_ms"),
@@ -94,12 +73,36 @@ def _lines(data: dict[str, Any], names: list[str]) -> Lines:
     return lines
 
 
+def _ratio_lines(title: str, ratios: list[dict[str, Any] | None]) -> Lines:
+    """One baseline's ratios to each column; None is its own."""
+
+    def cells(figure: str, cell) -> list[str]:
+        found = [ratio and ratio[figure] for ratio in ratios]
+        return [cell(one) if one else NONE for one in found]
+
+    def middle(found: dict[str, Any]) -> str:
+        return number(found["median"])
+
+    return [
+        (f"{title} / this one (median of rounds)", []),
+        ("  output tokens/s", cells("output_tokens_per_s", middle)),
+        ("    lowest–highest", cells("output_tokens_per_s", _range)),
+        ("    pairs", cells("output_tokens_per_s", lambda found: str(len(found["values"])))),
+        ("  TTFT p99", cells("ttft_p99_ms", middle)),
+        ("  ITL p99", cells("itl_p99_ms", middle)),
+    ]
+
+
+def _range(found: dict[str, Any] | None) -> str:
+    return f"{number(found['min'])}–{number(found['max'])}" if found else NONE
+
+
 def _notes(data: dict[str, Any]) -> list[str]:
-    notes = [_sentence(data["what_a_ratio_is"])] if data["ratios"] else []
+    notes = [_sentence(data["what_a_ratio_is"])] if any(data["ratios"].values()) else []
     if data["outputs_equal"]:
         dtype = data["provenance"].get("dtype")
         notes.append(
-            f"Outputs equal: requests whose token ids are those of {data['titles'][data['baseline']]}'s first run, in "
+            f"Outputs equal: requests whose token ids are those of {data['titles'][data['outputs_of']]}'s first run, in "
             "the run that has the fewest"
             + ("." if dtype == "float32" else "; below float32 near ties may fall either way.")
         )

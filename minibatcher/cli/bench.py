@@ -10,6 +10,7 @@ from ..errors import InvalidParameter
 from ..workload import workload_names
 from .bench_peers import chosen, pair, setting, sorted_out
 from .options import check_file, complain, positive_number, rate, seed, whole_number, write_json
+from .runs import attempt
 from .workloads import workload_help
 
 DEFAULT_WORKLOAD = "longtail:prompt_mean=96,prompt_cv=1"
@@ -76,7 +77,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     what.add_argument("--threads", type=whole_number(1, 1024), help="CPU threads of each engine (default: all)")
     who = parser.add_argument_group("peers")
     who.add_argument("--peers", nargs="+", metavar="NAME", help="the columns (default: all that can run here)")
-    who.add_argument("--baseline", metavar="PEER", help="what ratios are of (default: the first column of ours)")
+    who.add_argument("--baseline", nargs="+", metavar="PEER", help="what ratios are of (default: each column of ours)")
     who.add_argument(
         "--python",
         type=pair,
@@ -107,19 +108,18 @@ def run(args: argparse.Namespace) -> int:
     able, missing, broken = sorted_out(peers)
     if args.list:
         return _list(able, missing, broken)
-    baseline = _baseline(args, able, missing)
-    data = _bench(args, able, baseline, missing)
-    if args.json:
-        write_json(data, args.json)
+    data = _bench(args, able, _baselines(args, able, missing), missing)
+    data["failures"] = broken | data["failures"]
+    written = not args.json or attempt(args, lambda: write_json(data, args.json))
     from ..bench.table import text
 
     print(text(data), file=sys.stderr if args.json == "-" else sys.stdout)
-    for name, why in (broken | data["failures"]).items():
+    for name, why in data["failures"].items():
         complain("minibatcher bench", f"{name}: {why}")
     if data["interrupted"]:
         print("interrupted: the figures are those of the runs that were done", file=sys.stderr)
         return 130
-    return 1 if broken or data["failures"] else 0
+    return 2 if not written else 1 if data["failures"] else 0
 
 
 def _list(able: list[Any], missing: dict[str, str], broken: dict[str, str]) -> int:
@@ -130,21 +130,20 @@ def _list(able: list[Any], missing: dict[str, str], broken: dict[str, str]) -> i
     return 1 if broken else 0
 
 
-def _baseline(args: argparse.Namespace, able: list[Any], missing: dict[str, str]) -> str:
-    """The peer that ratios are of. Raises InvalidParameter."""
+def _baselines(args: argparse.Namespace, able: list[Any], missing: dict[str, str]) -> list[str]:
+    """The peers that ratios are of. Raises InvalidParameter."""
     names = [peer.name for peer in able]
     if not able:
         why = "; ".join(f"{name}: {sentence}" for name, sentence in missing.items())
         raise InvalidParameter(f"none of the peers can run here ({why})" if why else "none of the peers can run here")
-    if args.baseline is None:
-        return next((peer.name for peer in able if peer.module == "minibatcher"), names[0])
-    if args.baseline not in names:
-        why = missing.get(args.baseline, f"the peers that can run here are {', '.join(names)}")
-        raise InvalidParameter(f"--baseline {args.baseline!r}: {why}")
-    return args.baseline
+    for name in args.baseline or ():
+        if name not in names:
+            why = missing.get(name, f"the peers that can run here are {', '.join(names)}")
+            raise InvalidParameter(f"--baseline {name!r}: {why}")
+    return args.baseline or [peer.name for peer in able if peer.module == "minibatcher"] or names[:1]
 
 
-def _bench(args: argparse.Namespace, able: list[Any], baseline: str, missing: dict[str, str]) -> dict[str, Any]:
+def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], missing: dict[str, str]) -> dict[str, Any]:
     from tqdm import tqdm
 
     from ..bench.benchmark import benchmark
@@ -167,7 +166,7 @@ def _bench(args: argparse.Namespace, able: list[Any], baseline: str, missing: di
             model=args.model,
             dtype=args.dtype,
             threads=args.threads,
-            baseline=baseline,
+            baselines=baselines,
             runs=args.runs,
             timeout_s=args.timeout_s,
             missing=missing,
