@@ -223,6 +223,30 @@ def test_a_missing_peer_is_a_line(bench, capsys):
     assert code == 2 and "It needs a sixth finger." in printed.err
 
 
+@pytest.mark.parametrize(
+    "args, last, rate",
+    [
+        ([], 0, "inf"),
+        (["--request-rate", "8"], 0.5, "8.0"),
+        (["--request-rate", "own"], 4, "own"),
+        (["--request-rate", "inf", "--workload", "longtail:request_rate=3"], 0, "inf"),
+    ],
+)
+def test_arrivals_are_those_asked_for(bench, tmp_path, args, last, rate):
+    file = tmp_path / "w.jsonl"
+    rows = [{"prompt_tokens": 3, "output_tokens": 2, "arrival_time": i} for i in range(5)]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, printed, data = bench("--workload", file, *args, "--runs", 1, peers=[FAKE])
+    assert code == 0 and data["provenance"]["request_rate"] == rate
+    assert data["provenance"]["workload"]["last_arrival_s"] == pytest.approx(last)
+    assert ("all there at once" in printed.out) == (last == 0)
+
+
+def test_a_workloads_own_rate_is_kept(bench):
+    code, _, data = bench("--workload", "longtail:request_rate=3", "--runs", 1, peers=[FAKE])
+    assert code == 0 and data["provenance"]["workload"]["last_arrival_s"] > 0.1
+
+
 MISTAKES = {
     "unknown peer": (["--peers", "vlm"], "unknown peer 'vlm'; known: minibatcher:compiled"),
     "unknown variant": (["--peers", "minibatcher:quick"], "unknown peer 'minibatcher:quick'"),

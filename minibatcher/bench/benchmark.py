@@ -25,7 +25,7 @@ def benchmark(
     *,
     workload: str,
     num_requests: int | None = None,
-    request_rate: float = math.inf,
+    request_rate: float | None = math.inf,
     seed: int = 0,
     model: str = "bard",
     dtype: str = "float32",
@@ -40,8 +40,8 @@ def benchmark(
 
     peers: those that can run here (run.about). workload, num_requests, request_rate, seed: as load_workload takes them.
     model: see load.prepare_model. dtype: "float32" or "bfloat16". threads: of each engine; None is all CPUs. baselines:
-    names of the peers that ratios are of; the first peer unless told. runs: rounds. timeout_s: seconds of one run, its loading
-    included. missing: peers that can't run here, and why. progress: as run_rounds takes it.
+    names of the peers that ratios are of; the first peer unless told. runs: rounds. timeout_s: seconds of one run, its
+    loading included. missing: peers that can't run here, and why. progress: as run_rounds takes it.
     Raises MinibatcherError for what is wrong with the load or the model. A run that fails raises nothing.
     """
     folder = Path(tempfile.mkdtemp(prefix="minibatcher-bench-"))
@@ -64,7 +64,7 @@ def benchmark(
             "threads": threads,
             "dtype": dtype,
             "seed": seed,
-            "request_rate": request_rate if math.isfinite(request_rate) else "inf",
+            "request_rate": "own" if request_rate is None else str(request_rate),
             "model": facts,
             "workload": load_facts(load, job),
             "peers": {peer.name: {"settings": dict(peer.settings), "python": peer.python} for peer in peers},
@@ -104,6 +104,5 @@ def _rates(peers: Sequence[Peer], dtype: str, threads: int) -> tuple[dict[str, A
     share = rates["others_share"]
     if share is None or share <= BUSY:
         return rates, []
-    return rates, [
-        f"Other programs took {share:.0%} of the processors while the rates were measured: the bound is low."
-    ]
+    doubt = f"Other programs took {share:.0%} of the processors while the rates were measured: they are low, and "
+    return rates, [doubt + "shares of the bound too high."]

@@ -100,9 +100,9 @@ def _range(found: dict[str, Any] | None) -> str:
 def _notes(data: dict[str, Any]) -> list[str]:
     notes = [_sentence(data["what_a_ratio_is"])] if any(data["ratios"].values()) else []
     if data["outputs_equal"]:
-        dtype = data["provenance"].get("dtype")
+        dtype, first = data["provenance"].get("dtype"), data["titles"][data["outputs_of"]]
         notes.append(
-            f"Outputs equal: requests whose token ids are those of {data['titles'][data['outputs_of']]}'s first run, in "
+            f"Outputs equal: requests whose token ids are those of {first}'s first run, in "
             "the run that has the fewest"
             + ("." if dtype == "float32" else "; below float32 near ties may fall either way.")
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import sys
 from typing import Any
 
@@ -15,6 +17,7 @@ from .workloads import workload_help
 
 DEFAULT_WORKLOAD = "longtail:prompt_mean=96,prompt_cv=1"
 DEFAULT_NUM_REQUESTS = 64
+OWN = "own"
 MOST_RUNS = 1000
 
 DESCRIPTION = """\
@@ -61,9 +64,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     load.add_argument(
         "--request-rate",
-        type=rate,
-        default=float("inf"),
-        help="requests per second; inf is offline, all there at once (default: inf)",
+        type=rate_or_own,
+        help="requests per second; inf is offline, all there at once; own keeps the arrival times of a file or profile "
+        "(default: what WORKLOAD says after its colon, else inf)",
     )
     load.add_argument("--seed", type=seed, default=0, help="everything random starts from it (default: 0)")
     what = parser.add_argument_group("model and machine")
@@ -100,6 +103,11 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     how.add_argument("--list", action="store_true", help="the peers, and whether they can run here")
     how.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=run)
+
+
+def rate_or_own(text: str) -> float | str:
+    """An option's type: a rate, or OWN."""
+    return text if text == OWN else rate(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -148,6 +156,9 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
 
     from ..bench.benchmark import benchmark
 
+    # What a workload's own parameters say of arrivals is not overruled unless asked for.
+    own = re.search(r"(^|,)\s*(request_rate|arrivals)\s*=", args.workload.partition(":")[2])
+    request_rate = args.request_rate or (OWN if own else math.inf)
     drawn = args.workload.partition(":")[0] in workload_names()
     off = args.quiet or not sys.stderr.isatty()
     with tqdm(total=args.runs * len(able), unit="run", disable=off, file=sys.stderr) as bar:
@@ -161,7 +172,7 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
             able,
             workload=args.workload,
             num_requests=args.num_requests or (DEFAULT_NUM_REQUESTS if drawn else None),
-            request_rate=args.request_rate,
+            request_rate=None if request_rate == OWN else request_rate,
             seed=args.seed,
             model=args.model,
             dtype=args.dtype,

@@ -81,8 +81,8 @@ def read_workload(
             requests = [replace(r, request_id=f"r{i}") for i, r in enumerate(requests)]
         if len(requests) < len(records):
             notes = (f"{len(records) - len(requests):,} conversations without a human turn left out",)
-    kinds = {_mooncake: "Mooncake trace", _sharegpt: "ShareGPT conversations", _unit_rate: "Unit-rate trace"}
-    kind = kinds.get(read, "Requests")
+    kinds: dict[Any, str] = {_mooncake: "Mooncake trace", _sharegpt: "ShareGPT conversations"}
+    kind = (kinds | {_unit_rate: "Unit-rate trace"}).get(read, "Requests")
     source = str(header.get("source", f"{kind} read from {path.name}."))
     return _workload(path, requests, name=str(header.get("workload", path.stem)), source=source, notes=notes)
 
