@@ -103,6 +103,9 @@ def test_figures_by_hand():
     assert found["ttft_ms"]["p50"] == pytest.approx(100) and found["ttft_ms"]["n"] == 2
     assert found["itl_ms"]["mean"] == pytest.approx(150) and found["itl_ms"]["n"] == 2
     assert found["e2el_ms"]["mean"] == pytest.approx(250)
+    late = replace(JOB, requests=[replace(r, arrival_s=r.arrival_s + 2) for r in JOB.requests])
+    shifted = figures(late, Served({name: (ids, [t + 2 for t in times]) for name, (ids, times) in RIGHT.items()}))
+    assert shifted["seconds"] == pytest.approx(0.6) and shifted["ttft_ms"]["p50"] == pytest.approx(100)
 
 
 def test_outputs_have_hashes_where_they_are_told():
@@ -329,7 +332,7 @@ def is_gone(pid: int) -> bool:
 def test_the_load_is_the_same_for_all(tmp_path):
     facts = prepare_model("bard", tmp_path / "model")
     assert facts["weights"] == "trained" and facts["context"] == 2048
-    workload = load_workload("longtail", num_requests=20, seed=3, request_rate=2.0)
+    workload = load_workload("longtail", num_requests=100, seed=3, request_rate=2.0)
     job = make_job(workload, tmp_path / "model", dtype="float32", threads=1, seed=3)
     assert [len(r.prompt) for r in job.requests] == [r.prompt_tokens for r in workload]
     assert [r.output_tokens for r in job.requests] == [r.output_tokens for r in workload]

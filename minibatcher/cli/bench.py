@@ -158,8 +158,7 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
 
     # What a workload's own parameters say of arrivals is not overruled unless asked for.
     own = re.search(r"(^|,)\s*(request_rate|arrivals)\s*=", args.workload.partition(":")[2])
-    wanted = args.request_rate or (OWN if own else math.inf)
-    request_rate: float | None = None if wanted == OWN else wanted
+    wanted: Any = args.request_rate or (OWN if own else math.inf)
     drawn = args.workload.partition(":")[0] in workload_names()
     off = args.quiet or not sys.stderr.isatty()
     with tqdm(total=args.runs * len(able), unit="run", disable=off, file=sys.stderr) as bar:
@@ -173,7 +172,7 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
             able,
             workload=args.workload,
             num_requests=args.num_requests or (DEFAULT_NUM_REQUESTS if drawn else None),
-            request_rate=request_rate,
+            request_rate=None if wanted == OWN else wanted,
             seed=args.seed,
             model=args.model,
             dtype=args.dtype,
