@@ -86,8 +86,8 @@ def arguments(job: Job, settings: dict[str, Any], file: Path) -> list[str]:
         "--flash-attn": "auto",
         "--cache-ram": 0,  # prompts have nothing in common
     }
-    # A cache of its own for each slot: in a shared one each row's attention goes over everybody's cells.
-    flags = ["--cont-batching", "--no-kv-unified", "--no-cache-prompt", "--no-webui"]
+    # One cache for all slots: with one each, a step is split into slots with equally many tokens. 1.7 times slower, seen.
+    flags = ["--cont-batching", "--kv-unified", "--no-cache-prompt", "--no-webui"]
     return [str(part) for pair in values.items() for part in pair] + flags + settings.get("extra_arguments", [])
 
 
