@@ -33,7 +33,9 @@ def missing(settings: dict[str, Any]) -> str | None:
     if _server(settings) is None:
         if wanted:
             return f"llama.cpp's server is not at {wanted!r}, where the settings or MINIBATCHER_LLAMA_SERVER say it is"
-        return "llama.cpp's server is not installed (no llama-server on the PATH; or name it in MINIBATCHER_LLAMA_SERVER)"
+        return (
+            "llama.cpp's server is not installed (no llama-server on the PATH; or name it in MINIBATCHER_LLAMA_SERVER)"
+        )
     if lacks("gguf"):
         return "llama.cpp needs the model as a GGUF file (pip install 'minibatcher[gguf]' writes it)"
     return None
@@ -86,7 +88,7 @@ def arguments(job: Job, settings: dict[str, Any], file: Path) -> list[str]:
         "--flash-attn": "auto",
         "--cache-ram": 0,  # prompts have nothing in common
     }
-    # One cache for all slots: with one each, a step is split into slots with equally many tokens. 1.7 times slower, seen.
+    # One cache for all slots: with one each, a step is split into parts whose slots have equally many tokens.
     flags = ["--cont-batching", "--kv-unified", "--no-cache-prompt", "--no-webui"]
     return [str(part) for pair in values.items() for part in pair] + flags + settings.get("extra_arguments", [])
 
