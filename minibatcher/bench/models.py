@@ -72,8 +72,8 @@ def shape_config(shape: str | Mapping[str, Any]) -> dict[str, Any]:
 def write_model(shape: str | Mapping[str, Any], folder: str | Path, seed: int = 0, deviation: float = 0.06) -> Path:
     """Write config.json and float32 model.safetensors, weights from a normal distribution around 0. Returns the folder.
 
-    shape: see shape_config. deviation: with much less, as 0.02, a greedy output is one token over and over, and comparing
-    outputs proves nothing; very small models need more, as 0.15. Raises UnknownName.
+    shape: see shape_config. deviation: with much less, as 0.02, a greedy output is one token over and over, and so
+    proves nothing; very small models need more, as 0.15. Raises UnknownName.
     """
     import torch
     from safetensors.torch import save_file
