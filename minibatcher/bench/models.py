@@ -43,8 +43,8 @@ SHAPES = {
     "110M": _llama(768, 12, 12, 12, 2048, 32000),
     "360M": _llama(960, 32, 15, 5, 2560, 49152),  # as SmolLM2-360M
 }
-_LAYER_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_LAYER_MATRICES += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+_ATTENTION_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_LAYER_MATRICES = (*_ATTENTION_MATRICES, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 _GGUF_LAYER = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -72,9 +72,8 @@ def shape_config(shape: str | Mapping[str, Any]) -> dict[str, Any]:
 def write_model(shape: str | Mapping[str, Any], folder: str | Path, seed: int = 0, deviation: float = 0.06) -> Path:
     """Write config.json and float32 model.safetensors, weights from a normal distribution around 0. Returns the folder.
 
-    shape: see shape_config. deviation: with much less, as 0.02, a greedy output is one token over and over, and comparing outputs proves nothing;
-    very small models need more, as 0.2.
-    Raises UnknownName.
+    shape: see shape_config. deviation: with much less, as 0.02, a greedy output is one token over and over, and so
+    proves nothing; very small models need more, as 0.15. Raises UnknownName.
     """
     import torch
     from safetensors.torch import save_file

@@ -68,7 +68,7 @@ def serve(job: Job) -> Served:
         "versions": versions("gguf") | {"llama.cpp": (version.stderr or version.stdout).strip().splitlines()[0]},
         "settings": settings | {"arguments": arguments(job, settings, Path(file.name))},
         "load_s": load_s,
-        "notes": ["keys and values are float16, its default", "times are those at which the client read the tokens"],
+        "notes": [f"keys and values are {cache_type(job)}", "times are those at which the client read the tokens"],
     }
     return Served(outputs, facts)
 
@@ -86,11 +86,18 @@ def arguments(job: Job, settings: dict[str, Any], file: Path) -> list[str]:
         "--batch-size": settings["batch_size"],
         "--ubatch-size": settings["ubatch_size"],
         "--flash-attn": "auto",
+        "--cache-type-k": cache_type(job),
+        "--cache-type-v": cache_type(job),
         "--cache-ram": 0,  # prompts have nothing in common
     }
-    # A cache of its own for each slot: in a shared one each row's attention goes over everybody's cells.
-    flags = ["--cont-batching", "--no-kv-unified", "--no-cache-prompt", "--no-webui"]
+    # One cache for all slots: with one each, a step is split into parts whose slots have equally many tokens.
+    flags = ["--cont-batching", "--kv-unified", "--no-cache-prompt", "--no-webui"]
     return [str(part) for pair in values.items() for part in pair] + flags + settings.get("extra_arguments", [])
+
+
+def cache_type(job: Job) -> str:
+    """Of keys and values, as wide as the weights; beside bfloat16 float16, the default, which is faster than bf16."""
+    return "f32" if job.dtype == "float32" else "f16"
 
 
 @contextmanager
