@@ -222,6 +222,8 @@ def test_a_missing_peer_is_a_line(bench, capsys):
     assert main(["bench", "--list", "--peers", FAKE, OTHER, *missing]) == 0
     listed = capsys.readouterr().out
     assert f"{FAKE}: can run here (fake engine)" in listed and f"{OTHER}: It needs a sixth finger." in listed
+    code, printed, _ = bench(*missing, peers=[OTHER])
+    assert code == 2 and f"none of the peers can run here ({OTHER}: It needs a sixth finger.)" in printed.err
     code, printed, _ = bench(*missing, "--baseline", OTHER)
     assert code == 2 and "It needs a sixth finger." in printed.err
 

@@ -98,7 +98,9 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
     )
     how = parser.add_argument_group("runs and results")
     how.add_argument("--runs", type=whole_number(1, MOST_RUNS), default=3, help="rounds (default: 3)")
-    how.add_argument("--timeout-s", type=positive_number, default=1800.0, help="of one run (default: 1800)")
+    how.add_argument(
+        "--timeout-s", type=positive_number, default=1800.0, help="of one run, with loading (default: 1800)"
+    )
     how.add_argument("--json", metavar="FILE", help="write ratios, figures, every run and its circumstances as JSON")
     how.add_argument("--list", action="store_true", help="the peers, and whether they can run here")
     how.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -116,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     able, missing, broken = sorted_out(peers)
     if args.list:
         return _list(able, missing, broken)
-    data = _bench(args, able, _baselines(args, able, missing), missing)
+    data = _bench(args, able, _baselines(args, able, missing | broken), missing)
     data["failures"] = broken | data["failures"]
     written = not args.json or attempt(args, lambda: write_json(data, args.json))
     from ..bench.table import text
@@ -138,15 +140,15 @@ def _list(able: list[Any], missing: dict[str, str], broken: dict[str, str]) -> i
     return 1 if broken else 0
 
 
-def _baselines(args: argparse.Namespace, able: list[Any], missing: dict[str, str]) -> list[str]:
+def _baselines(args: argparse.Namespace, able: list[Any], unable: dict[str, str]) -> list[str]:
     """The peers that ratios are of. Raises InvalidParameter."""
     names = [peer.name for peer in able]
     if not able:
-        why = "; ".join(f"{name}: {sentence}" for name, sentence in missing.items())
+        why = "; ".join(f"{name}: {sentence}" for name, sentence in unable.items())
         raise InvalidParameter(f"none of the peers can run here ({why})" if why else "none of the peers can run here")
     for name in args.baseline or ():
         if name not in names:
-            why = missing.get(name, f"the peers that can run here are {', '.join(names)}")
+            why = unable.get(name, f"the peers that can run here are {', '.join(names)}")
             raise InvalidParameter(f"--baseline {name!r}: {why}")
     return args.baseline or [peer.name for peer in able if peer.module == "minibatcher"] or names[:1]
 
@@ -168,7 +170,7 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
             bar.n = done
             bar.refresh()
 
-        return benchmark(
+        data = benchmark(
             able,
             workload=args.workload,
             num_requests=args.num_requests or (DEFAULT_NUM_REQUESTS if drawn else None),
@@ -183,3 +185,5 @@ def _bench(args: argparse.Namespace, able: list[Any], baselines: list[str], miss
             missing=missing,
             progress=tell,
         )
+        bar.update(0 if data["interrupted"] else bar.total - bar.n)
+        return data
