@@ -10,8 +10,8 @@ from ..hardware import ModelSpec
 WHAT = (
     "bound: for each step that was run, the larger of bytes / measured bandwidth (all weights once, keys and values of "
     "each context) and FLOPs / measured matrix rate (two for each weight and token, and attention), summed; share: "
-    "that sum / the seconds of the run, or where requests arrive over time / those of its steps. A model that fits the processor's cache reads faster than memory gives, and "
-    "may lie above it"
+    "that sum / the seconds of the run, or / those of its steps where requests arrive over time. A model that fits the "
+    "processor's cache reads faster than memory gives, and may lie above it"
 )
 
 
