@@ -28,6 +28,13 @@ OWN = (
     '{"prompt_tokens": 7, "output_tokens": 3, "arrival_time": 0.5}\n'
     '{"prompt": "Once upon", "tenant": "a", "priority": -2}\n'
 )
+UNIT_RATE = {
+    "seed": 1,
+    "requests": [
+        {"id": 0, "prompt_tokens": 512, "max_new_tokens": 34, "arrival_unit": 0.0},
+        {"id": 1, "prompt_tokens": 61, "max_new_tokens": 107, "arrival_unit": 2.5},
+    ],
+}
 SHAREGPT = [
     {
         "id": "x_0",
@@ -84,6 +91,14 @@ def test_own_jsonl(write):
     assert text == WorkloadRequest("r1", 0.0, None, None, "Once upon", "a", -2)
     assert workload.requests == (text, late)  # sorted by arrival
     assert read_workload(write(OWN), count_tokens=count_words).requests[0].prompt_tokens == 2
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_unit_rate_json(write, indent):
+    workload = read_workload(write(json.dumps(UNIT_RATE, indent=indent)))
+    assert workload.requests == (WorkloadRequest("0", 0.0, 512, 34), WorkloadRequest("1", 2.5, 61, 107))
+    assert "Unit-rate trace" in workload.source
+    assert [r.arrival_time for r in workload.at_rate(0.8)] == [0, 1.25]
 
 
 @pytest.mark.parametrize("as_lines", [False, True])
@@ -185,6 +200,18 @@ BROKEN = {
     "same id twice": ('{"prompt": "a", "request_id": 1}\n{"prompt": "b", "request_id": "1"}', r"'1' occurs twice"),
     "missing key": (MOONCAKE.replace('"input_length": 6472, ', ""), r"line 2: input_length \(tokens\) is missing"),
     "odd hashes": (MOONCAKE.replace("[46, 48]", '["a"]'), r"line 2: hash_ids must be a list of whole numbers"),
+    "requests that are no list": ('{"requests": 3}', r"requests must be a list of objects, not 3"),
+    "request that is no object": ('{"requests": [3]}', r"request 1: expected an object, not 3"),
+    "no request in the list": ('{"requests": []}', r"holds no requests"),
+    "unit-rate trace without times": (
+        '{"requests": [{"prompt_tokens": 1, "max_new_tokens": 2}]}',
+        r"request 1: arrival_unit \(seconds at one request a second\) is missing",
+    ),
+    "unit-rate trace with half a token": (
+        json.dumps(UNIT_RATE).replace("107", "1.5"),
+        r"request 2: max_new_tokens must be a whole number, not 1.5",
+    ),
+    "half a unit-rate trace": (json.dumps(UNIT_RATE, indent=1)[:-9], r"line 1: not complete JSON"),
     "turns that are no list": ('[{"conversations": 3}]', r"item 1: conversations must be a list"),
     "turn without text": ('[{"conversations": [{"from": "human"}]}]', r"item 1: each turn .* needs a value"),
 }

@@ -41,7 +41,8 @@ def add_workload_options(
     what.add_argument(
         "--workload",
         default=DEFAULT_WORKLOAD,
-        help="a name, with parameters if need be (see above), or a file: Azure CSV, Mooncake JSONL, ShareGPT JSON, or "
+        help="a name, with parameters if need be (see above), or a file: Azure CSV, Mooncake JSONL, ShareGPT JSON, "
+        "a JSON object whose requests have prompt_tokens, max_new_tokens and arrival_unit (at one a second), or "
         f"JSONL with prompt_tokens/prompt, output_tokens, arrival_time (default: {DEFAULT_WORKLOAD})",
     )
     what.add_argument(

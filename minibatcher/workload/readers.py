@@ -19,8 +19,9 @@ Record = tuple[str, dict[str, Any]]  # where it stands ("line 3"), and the objec
 
 FORMATS = (
     "an Azure LLM trace (CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens), a Mooncake trace (JSON lines "
-    "with timestamp, input_length, output_length), ShareGPT (JSON list of objects with conversations), or JSON lines "
-    "with prompt_tokens and/or prompt, output_tokens, arrival_time"
+    "with timestamp, input_length, output_length), ShareGPT (JSON list of objects with conversations), a unit-rate "
+    "trace (one JSON object whose requests have prompt_tokens, max_new_tokens, arrival_unit), or JSON lines with "
+    "prompt_tokens and/or prompt, output_tokens, arrival_time"
 )
 FILE_FORMATS = ("azure", "mooncake", "sharegpt")
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -50,7 +51,10 @@ def read_workload(
         if file_format not in (None, "azure"):
             raise WorkloadError(f"{path} holds no JSON, as a {file_format} file would; it begins with {text[:40]!r}.")
         return _read_azure(path, text)
-    if first == "{":
+    listed = _listed_requests(text) if first == "{" else None
+    if listed is not None:
+        records = list(_listed(path, listed))
+    elif first == "{":
         records = list(_json_lines(path, text))
     else:
         records = list(_json_list(path, text))
@@ -77,7 +81,8 @@ def read_workload(
             requests = [replace(r, request_id=f"r{i}") for i, r in enumerate(requests)]
         if len(requests) < len(records):
             notes = (f"{len(records) - len(requests):,} conversations without a human turn left out",)
-    kind = "Mooncake trace" if read is _mooncake else "ShareGPT conversations" if read is _sharegpt else "Requests"
+    kinds: dict[Any, str] = {_mooncake: "Mooncake trace", _sharegpt: "ShareGPT conversations"}
+    kind = (kinds | {_unit_rate: "Unit-rate trace"}).get(read, "Requests")
     source = str(header.get("source", f"{kind} read from {path.name}."))
     return _workload(path, requests, name=str(header.get("workload", path.stem)), source=source, notes=notes)
 
@@ -139,6 +144,24 @@ def _json_lines(path: Path, text: str) -> Iterator[Record]:
         yield f"line {number}", record
 
 
+def _listed_requests(text: str) -> Any:
+    """What stands under "requests" where the whole file is one JSON object with that key, else None."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):  # JSON lines are no JSON as a whole; what is damaged is told by their reader
+        return None
+    return whole.get("requests") if isinstance(whole, dict) else None
+
+
+def _listed(path: Path, requests: Any) -> Iterator[Record]:
+    if not isinstance(requests, list):
+        raise WorkloadError(f"{path}: requests must be a list of objects, not {reprlib.repr(requests)}.")
+    for number, record in enumerate(requests, start=1):
+        if not isinstance(record, dict):
+            raise WorkloadError(f"{path}, request {number}: expected an object, not {reprlib.repr(record)}.")
+        yield f"request {number}", _characters(record)
+
+
 def _json_list(path: Path, text: str) -> Iterator[Record]:
     for number, record in enumerate(_parse(path, text, 1, "a JSON list of objects"), start=1):
         if not isinstance(record, dict):
@@ -152,6 +175,8 @@ def _reader_for(path: Path, first: Record) -> Callable[[int, dict, CountTokens |
         return _sharegpt
     if "input_length" in record or "timestamp" in record:
         return _mooncake
+    if "max_new_tokens" in record or "arrival_unit" in record:
+        return _unit_rate
     if record.keys() & {"prompt", "prompt_tokens"}:
         return _own
     keys = ", ".join(map(repr, record)) or "none"
@@ -184,6 +209,16 @@ def _sharegpt(index: int, record: dict[str, Any], count_tokens: CountTokens | No
     output_tokens = count_tokens(answers[0]["value"]) if count_tokens and answered else None
     prompt_tokens = count_tokens(prompt) if count_tokens else None
     return WorkloadRequest(str(record.get("id", f"r{index}")), 0.0, prompt_tokens, output_tokens, prompt)
+
+
+def _unit_rate(index: int, record: dict[str, Any], _: CountTokens | None) -> WorkloadRequest:
+    """arrival_unit: at one request a second, so a rate is set by dividing (Workload.at_rate)."""
+    return WorkloadRequest(
+        str(record.get("id", f"r{index}")),
+        _number(_need(record, "arrival_unit", "seconds at one request a second"), "arrival_unit"),
+        _whole(_need(record, "prompt_tokens", "tokens"), "prompt_tokens"),
+        _whole(_need(record, "max_new_tokens", "tokens"), "max_new_tokens"),
+    )
 
 
 def _own(index: int, record: dict[str, Any], count_tokens: CountTokens | None) -> WorkloadRequest:

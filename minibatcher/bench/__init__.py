@@ -1,0 +1,1 @@
+"""One workload replayed on several servers of the same model, side by side: ``minibatcher bench``."""
