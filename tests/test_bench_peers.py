@@ -146,7 +146,7 @@ def test_outputs_differ_enough_to_compare(ours):
 @pytest.mark.parametrize("name", ["transformers_generate", "transformers_continuous"])
 def test_transformers_gives_the_same_tokens(name, job, ours):
     pytest.importorskip("transformers", minversion="5")
-    served = peer(name).serve(job)
+    served = peer(name).serve(replace(job, settings={"omp_wait_policy": "passive"}))
     check(served, job)
     assert {k: ids for k, (ids, _) in served.requests.items()} == {k: ids for k, (ids, _) in ours.requests.items()}
 
@@ -165,6 +165,14 @@ def test_llama_cpp_serves_a_job(job, ours):
     served = llama_cpp.serve(replace(job, settings={"extra_arguments": ["--flash-attn", "off"]}))
     check(served, job)
     assert {k: ids for k, (ids, _) in served.requests.items()} == {k: ids for k, (ids, _) in ours.requests.items()}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("vllm", "nano_vllm")])
+def test_threads_and_how_they_wait_come_from_the_job(name, job):
+    variables = peer(name).environment(job)
+    assert (variables["OMP_NUM_THREADS"], variables["OMP_WAIT_POLICY"]) == ("1", "passive")
+    active = replace(job, settings={"omp_wait_policy": "active"})
+    assert peer(name).environment(active)["OMP_WAIT_POLICY"] == "active"
 
 
 def test_missing_says_what_is_missing(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from ..job import Clock, JobRequest
+from ..job import Clock, Job, JobRequest
 
 Outputs = dict[str, tuple[list[int], list[float]]]
 
@@ -15,6 +15,15 @@ Outputs = dict[str, tuple[list[int], list[float]]]
 def lacks(package: str) -> bool:
     """True where this interpreter finds no such package; it is looked for, not imported."""
     return importlib.util.find_spec(package) is None
+
+
+def openmp(job: Job) -> dict[str, str]:
+    """Variables for GNU's OpenMP: the job's threads, and how one waits for another.
+
+    settings["omp_wait_policy"]: "passive", the default (they sleep), or "active" (they spin: quicker where nothing else
+    runs, many times slower where something does).
+    """
+    return {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": job.settings.get("omp_wait_policy", "passive")}
 
 
 def versions(*packages: str) -> dict[str, str]:

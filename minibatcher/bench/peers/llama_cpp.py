@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..job import Clock, Job, JobRequest, Served
-from ._common import Outputs, lacks, longest, versions
+from ._common import Outputs, lacks, longest, openmp, versions
 
 TITLE = "llama.cpp server"
 SETTINGS: dict[str, Any] = {
@@ -39,6 +39,10 @@ def missing(settings: dict[str, Any]) -> str | None:
     if lacks("gguf"):
         return "llama.cpp needs the model as a GGUF file (pip install 'minibatcher[gguf]' writes it)"
     return None
+
+
+def environment(job: Job) -> dict[str, str]:
+    return openmp(job)  # the server inherits it
 
 
 def _server(settings: dict[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..job import Job, JobRequest, Served
-from ._common import longest, versions
+from ._common import longest, openmp, versions
 
 TITLE = "minibatcher"
 SETTINGS: dict[str, Any] = {"strategy": "chunked", "max_num_seqs": 64, "max_num_batched_tokens": 256}
@@ -18,7 +18,7 @@ def missing(settings: dict[str, Any]) -> str | None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(job.threads)}
+    return openmp(job)
 
 
 def serve(job: Job) -> Served:
@@ -29,6 +29,7 @@ def serve(job: Job) -> Served:
 
     torch.set_num_threads(job.threads)
     options = SETTINGS | job.settings
+    options.pop("omp_wait_policy", None)  # has been obeyed by the environment
     if options.get("cpu_path") == "plain":
         del options["cpu_path"]
     loading = time.perf_counter()

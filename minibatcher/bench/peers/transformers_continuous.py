@@ -24,6 +24,7 @@ def serve(job: Job) -> Served:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     settings = SETTINGS | job.settings
+    settings.pop("omp_wait_policy", None)  # has been obeyed by the environment
     model, load_s = transformers_generate.load(job, settings.pop("attn_implementation"))
     pages = -(-longest(job.warm_up + job.requests) // settings["page_size"]) + 1
     config = ContinuousBatchingConfig(

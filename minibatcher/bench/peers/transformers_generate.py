@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..job import Clock, Job, JobRequest, Served
-from ._common import Outputs, lacks, versions
+from ._common import Outputs, lacks, openmp, versions
 
 TITLE = "transformers.generate (static batches)"
 # 16: what the comparison is defined with. sdpa: the one fused attention that transformers has on a CPU.
@@ -20,7 +20,7 @@ def missing(settings: dict[str, Any]) -> str | None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1"}
+    return openmp(job) | {"HF_HUB_OFFLINE": "1"}
 
 
 def load(job: Job, attn_implementation: str) -> tuple[Any, float]:
