@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..job import Job, JobRequest, Served
-from ._common import longest, openmp, versions
+from ._common import lacks, longest, openmp, versions
 
 TITLE = "minibatcher"
 SETTINGS: dict[str, Any] = {"strategy": "chunked", "max_num_seqs": 64, "max_num_batched_tokens": 256}
 
 
 def missing(settings: dict[str, Any]) -> str | None:
+    if lacks("torch"):
+        return "PyTorch is not installed (pip install torch)"
+    if settings.get("cpu_path") != "compiled":
+        return None
+    from ...compiled.library import find_compiler
+
+    if find_compiler() is None:
+        return "there is no C++ compiler here (c++, g++ or clang++), and the compiled CPU path needs one"
     return None
 
 
