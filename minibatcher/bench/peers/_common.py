@@ -17,13 +17,13 @@ def lacks(package: str) -> bool:
     return importlib.util.find_spec(package) is None
 
 
-def openmp(job: Job) -> dict[str, str]:
+def openmp(job: Job, waiting: str) -> dict[str, str]:
     """Variables for GNU's OpenMP: the job's threads, and how one waits for another.
 
-    settings["omp_wait_policy"]: "passive", the default (they sleep), or "active" (they spin: quicker where nothing else
-    runs, many times slower where something does).
+    waiting: unless settings["omp_wait_policy"] says otherwise, "passive" (they sleep) or "active" (they spin: quicker
+    where nothing else runs, many times slower where something does).
     """
-    return {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": job.settings.get("omp_wait_policy", "passive")}
+    return {"OMP_NUM_THREADS": str(job.threads), "OMP_WAIT_POLICY": job.settings.get("omp_wait_policy", waiting)}
 
 
 def versions(*packages: str) -> dict[str, str]:

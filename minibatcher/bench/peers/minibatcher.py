@@ -26,7 +26,7 @@ def missing(settings: dict[str, Any]) -> str | None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    return openmp(job)
+    return openmp(job, "passive")  # as the package sets it for its users
 
 
 def serve(job: Job) -> Served:

@@ -20,7 +20,7 @@ def missing(settings: dict[str, Any]) -> str | None:
 
 
 def environment(job: Job) -> dict[str, str]:
-    return openmp(job) | {"HF_HUB_OFFLINE": "1"}
+    return openmp(job, "active") | {"HF_HUB_OFFLINE": "1"}
 
 
 def load(job: Job, attn_implementation: str) -> tuple[Any, float]:
