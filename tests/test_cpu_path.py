@@ -175,6 +175,18 @@ def test_a_long_context_is_rescaled_on_the_way():
 
 
 @needs_compiler
+@pytest.mark.parametrize("switch", libraries.SWITCHES)
+def test_nothing_that_can_be_turned_off_changes_an_answer(switch):
+    model = tiny()
+    for newest in ([0, 40], []):
+        step = Step(model, [1, 40, 1], [33, 90, 12], newest=newest)
+        expected, pool = step.by_the_formula(model)
+        got, stored = step.compiled(CompiledModel(model.model, model.dtype, without=(switch,)))
+        torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4)
+        torch.testing.assert_close(stored, pool, rtol=2e-4, atol=2e-4)
+
+
+@needs_compiler
 @pytest.mark.parametrize("newest", [[], [0], [3, 11]])
 def test_only_the_logits_that_are_wanted(newest):
     model = tiny()

@@ -44,7 +44,7 @@ static inline int runs_of(const Heads &h, int64_t begin, int64_t end, const int3
 
 // A row of keys or values that will be wanted soon.
 template <int DIM> static inline void fetch(const number *row) {
-    for (int d = 0; d < DIM; d += 64 / (int)sizeof(number)) __builtin_prefetch(row + d);
+    for (int d = 0; FETCH_CACHE && d < DIM; d += 64 / (int)sizeof(number)) __builtin_prefetch(row + d);
 }
 
 // scores[i] = q . key i, four keys at a time. ahead: fetched on the way, as many rows.

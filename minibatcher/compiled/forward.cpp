@@ -137,7 +137,7 @@ static void rotate_and_store(const Model &m, const Layer &layer, const Step &s, 
 // Decodes take all heads of a request together, so that its cache is read in order; chunks go head by head.
 static std::vector<Task> tasks_of(const Model &m, const Step &s) {
     std::vector<Task> tasks;
-    const int64_t group = m.num_heads / m.num_kv_heads, tall = TALLEST / group > 1 ? TALLEST / group : 1;
+    const int64_t group = m.num_heads / m.num_kv_heads, tall = CHUNKS && TALLEST > group ? TALLEST / group : 1;
     const bool many = s.num_requests >= 4 * s.num_threads;
     for (int64_t r = 0; r < s.num_requests; r++) {
         const int64_t queries = s.query_starts[r + 1] - s.query_starts[r];
@@ -159,7 +159,7 @@ static void attention(const Model &m, const Step &s, const Buffers &b, const std
         const int64_t start = s.query_starts[task.request], queries = s.query_starts[task.request + 1] - start;
         const int64_t token = start + task.first, position = s.context_lens[task.request] - queries + task.first;
         const int32_t *table = s.block_tables + task.request * s.max_blocks;
-        if (queries > 1) {
+        if (CHUNKS && queries > 1) {
             chunk(h, task, token, position, table, scratch);
             continue;
         }
@@ -266,10 +266,10 @@ void forward(const Model *model, const Step *step) {
             met(PRODUCTS);
             rotate_and_store(m, layer, s, b, l);
             met(ROTATION);
-            if (last && s.num_newest == 0) break;  // a part of a prompt: its keys and values were all it had to give
+            if (TRIM && last && s.num_newest == 0) break;  // a part of a prompt: its keys and values were all it had to give
             attention(m, s, b, tasks, l);
             met(ATTENTION);
-            if (last) {
+            if (TRIM && last) {
                 keep_newest(s, b);
                 rows = s.num_newest;
                 met(ATTENTION);
@@ -282,6 +282,11 @@ void forward(const Model *model, const Step *step) {
             met(PRODUCTS);
             product<add>(layer.down, b.inner, b.intermediate, rows, b.x, b.hidden);
             met(PRODUCTS);
+        }
+        if (!TRIM) {
+            keep_newest(s, b);
+            rows = s.num_newest;
+            met(NORMS);
         }
         if (s.num_newest) {
             rms_norm(m, m.norm, b.x, b.normed, rows, b.hidden);

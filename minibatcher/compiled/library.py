@@ -17,24 +17,33 @@ import torch
 from ..errors import DeviceError
 
 HERE = Path(__file__).parent
-SOURCES = ("forward.cpp", "attention.h", "product.h", "vectors.h")
+SOURCES = ("forward.cpp", "attention.h", "product.h", "switches.h", "vectors.h")
 FLAGS = ("-O3", "-ffast-math", "-shared", "-fPIC", "-std=c++17")
 DTYPES = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 MINUTES = 5  # a compiler that takes longer is given up
 
 
+# What can be left out, to see what it brings: its name, and that of its switch in switches.h.
+SWITCHES = {
+    "weights fetched ahead": "FETCH_WEIGHTS",
+    "keys and values fetched ahead": "FETCH_CACHE",
+    "chunks as matrix products": "CHUNKS",
+    "last layer for the newest tokens alone": "TRIM",
+}
+
+
 @cache
-def library(dtype: torch.dtype, target: str | None = None) -> ctypes.CDLL:
+def library(dtype: torch.dtype, target: str | None = None, without: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The library for weights in `dtype` (float32 or bfloat16), from the cache folder or compiled now, in seconds.
 
-    target: a compiler's option that names a processor; None is this one.
+    target: a compiler's option that names a processor; None is this one. without: names of SWITCHES to turn off.
     Raises DeviceError where there is no compiler, or none that can: with its last words.
     """
     compiler = find_compiler()
     if compiler is None:
         raise DeviceError("the compiled CPU path needs a C++ compiler (c++, g++ or clang++), and there is none here")
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    command = [compiler, *FLAGS, target or native, *DTYPES[dtype]]
+    command = [compiler, *FLAGS, target or native, *DTYPES[dtype], *(f"-D{SWITCHES[name]}=0" for name in without)]
     file = cache_folder() / f"forward-{_key(command)}.so"
     if not file.exists():
         _compile(command, file)

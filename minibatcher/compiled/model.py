@@ -70,12 +70,14 @@ class CompiledModel:
     """The same function as LlamaModel over packed tokens, attention and logits included.
 
     Holds a second copy of the weight matrices, packed for the products; later changes to the model are not seen.
-    target: as compiled.library.library. Raises DeviceError where the library can't be had.
+    target, without: as compiled.library.library. Raises DeviceError where the library can't be had.
     """
 
-    def __init__(self, model: LlamaModel, dtype: torch.dtype, target: str | None = None) -> None:
+    def __init__(
+        self, model: LlamaModel, dtype: torch.dtype, target: str | None = None, without: tuple[str, ...] = ()
+    ) -> None:
         config = model.config
-        self._lib = library(dtype, target)
+        self._lib = library(dtype, target, without)
         self._kept: list[object] = []  # what the structures point to
         self._inverse_frequencies = model.inverse_frequencies
         self._cos = self._sin = torch.empty(0, 0)

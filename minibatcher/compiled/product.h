@@ -3,6 +3,7 @@
 // A panel holds WIDTH rows of W (outputs) side by side: for each step along the inner dimension WIDTH neighbours. In
 // bfloat16 a step is two inner elements, interleaved, as the processors' dot-product instruction wants them.
 #pragma once
+#include "switches.h"
 #include "vectors.h"
 
 #if LANES == 8  // AVX2 has 16 registers
@@ -116,7 +117,8 @@ static void product(const Weights &w, const number *x, int64_t stride, int64_t r
             const number *from = x + row * stride;
             vec sums[MOST_ROWS][VECTORS];
             // While one panel is multiplied, the next comes from memory: a part of it with each of the first tiles.
-            if (tiles == 1) some_rows<VECTORS>(here, from, stride, panel, w.inner, panel + 32 * WIDTH, sums);
+            if (!FETCH_WEIGHTS) some_rows<0>(here, from, stride, panel, w.inner, panel, sums);
+            else if (tiles == 1) some_rows<VECTORS>(here, from, stride, panel, w.inner, panel + 32 * WIDTH, sums);
             else if (tiles == 2) some_rows<VECTORS / 2>(here, from, stride, panel, w.inner, panel + length + t * length / 2, sums);
             else if (t < VECTORS) some_rows<1>(here, from, stride, panel, w.inner, panel + length + t * length / VECTORS, sums);
             else some_rows<0>(here, from, stride, panel, w.inner, panel, sums);
