@@ -1,0 +1,248 @@
+"""Where the time of a decode step goes, in a real engine that is watched part by part."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..build import build_engine, model_runner
+from ..compiled.model import PARTS as COMPILED_PARTS
+from ..cpu_path import NAMES as CPU_PATHS
+from ..engine import Engine
+from ..errors import InvalidParameter
+from ..model.loader import load_model
+from ..provenance import circumstances, hardware, software
+from ..request import Request, SamplingParams
+from .load import prepare_model, usable_cpus
+from .stopwatch import Stopwatch
+
+LINEAR, ATTENTION, ELEMENTWISE, LOGITS = "linear layers", "attention", "norms, rotation, elementwise", "logits"
+SAMPLING, PACKING, SCHEDULER, BOOKKEEPING = "sampling", "packing", "scheduler", "bookkeeping"
+DETOKENISATION, REST = "detokenisation", "the rest of Python"
+PARTS = (LINEAR, ATTENTION, ELEMENTWISE, LOGITS, SAMPLING, PACKING, SCHEDULER, BOOKKEEPING, DETOKENISATION, REST)
+OF_COMPILED = dict(zip(COMPILED_PARTS, (ELEMENTWISE, LINEAR, ELEMENTWISE, ATTENTION, LOGITS)))
+WHAT = {
+    LINEAR: "products with weights, but for the output's",
+    ATTENTION: "storing keys and values, and reading them",
+    ELEMENTWISE: "embeddings, norms, rotation, activation, and the calls of layers; keys and values are stored here "
+    "where the path is compiled",
+    LOGITS: "the product with the output's weights",
+    SAMPLING: "the next token of each request",
+    PACKING: "the step's arrays, built and handed over",
+    SCHEDULER: "planning, checking the plan, and what it learns of the step",
+    BOOKKEEPING: "the record, and each request's new token",
+    DETOKENISATION: "text of the new tokens",
+    REST: "the loop, and what lies between the others",
+}
+SKIPPED = 3  # first decode steps of a run, in which caches fill
+
+
+def profile(
+    model: str = "bard",
+    *,
+    dtype: str = "float32",
+    threads: int | None = None,
+    num_seqs: int = 32,
+    context: int = 128,
+    cpu_path: str = "plain",
+    steps: int = 100,
+    runs: int = 3,
+    progress: Callable[[], None] | None = None,
+) -> dict[str, Any]:
+    """Time of a step in which `num_seqs` requests decode, by part, as plain data (see `results`).
+
+    model: as load.prepare_model takes it. context: tokens of a request in the middle of the run. steps: decodes in a
+    run; runs: as many with wrappers as without, in turn. progress: called after each of the 2 x runs.
+    Raises MinibatcherError for what is wrong with the model or the options.
+    """
+    if cpu_path not in CPU_PATHS:
+        raise InvalidParameter(f"cpu_path must be one of {', '.join(CPU_PATHS)}, not {cpu_path!r}")
+    prompt_tokens = context - steps // 2
+    if prompt_tokens < 1 or steps <= SKIPPED:
+        raise InvalidParameter(
+            f"a context of {context} in the middle of {steps} steps leaves no prompt; take at least {SKIPPED + 1} steps "
+            f"and a context above {steps // 2}"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="minibatcher-profile-"))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or usable_cpus())
+        facts = prepare_model(model, folder / "model")
+        longest = prompt_tokens + steps + 1
+        if longest > facts["context"]:
+            raise InvalidParameter(f"{longest} tokens a request are above the model's context, {facts['context']}")
+        measured = circumstances()
+        engine = build_engine(
+            load_model(str(folder / "model"), device=torch.device("cpu"), dtype=dtype),
+            strategy="chunked",
+            cpu_path=cpu_path,
+            max_num_seqs=num_seqs,
+            max_num_batched_tokens=max(256, num_seqs),
+            max_model_len=longest,
+        )
+        run(engine, num_seqs, prompt_tokens, SKIPPED + 1)  # warm-up
+        unwatched, laps = [], []
+        for _ in range(runs):
+            unwatched += run(engine, num_seqs, prompt_tokens, steps)
+            progress and progress()
+            laps += watched(engine, num_seqs, prompt_tokens, steps)
+            progress and progress()
+        provenance = {
+            "measured": measured,
+            "hardware": hardware(torch.device("cpu")),
+            "software": software(),
+            "model": facts,
+            "dtype": dtype,
+            "threads": torch.get_num_threads(),
+            "cpu_path": engine.timeline.header["cpu_path"],
+            "num_seqs": num_seqs,
+            "context": context,
+            "steps": steps,
+            "runs": runs,
+        }
+        return {"kind": "profile", "provenance": provenance} | results(laps, unwatched)
+    finally:
+        torch.set_num_threads(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def results(laps: list[dict[str, float]], unwatched: list[float]) -> dict[str, Any]:
+    """Seconds of steps, by part and in all, as milliseconds of a typical step: the mean of the middle half of laps.
+
+    A mean, since then parts add up; of the middle half by total, since other programs lengthen some steps.
+    """
+    laps = sorted(laps, key=lambda lap: sum(lap.values()))
+    middle = laps[len(laps) // 4 : len(laps) - len(laps) // 4]
+    parts = {part: statistics.fmean(lap.get(part, 0.0) for lap in middle) * 1e3 for part in PARTS}
+    step = sum(parts.values())
+    with_ms = statistics.median(sum(lap.values()) for lap in laps) * 1e3
+    without_ms = statistics.median(unwatched) * 1e3
+    return {
+        "num_steps": len(laps),
+        "step_ms": step,
+        "parts_ms": parts,
+        "shares": {part: value / step for part, value in parts.items()},
+        "scheduler_and_bookkeeping_share": (parts[SCHEDULER] + parts[BOOKKEEPING]) / step,
+        "overhead": {
+            "median_ms_with": with_ms,
+            "median_ms_without": without_ms,
+            "ratio": with_ms / without_ms,
+        },
+    }
+
+
+def requests(engine: Engine, num_seqs: int, prompt_tokens: int, steps: int) -> list[Request]:
+    """All there at once, none ends early; their prompts differ, so that no cache of prefixes may profit."""
+    vocab = engine.vocab_size or 2
+    prompts = [[(7 * i + 3 * j) % (vocab - 1) + 1 for j in range(prompt_tokens)] for i in range(num_seqs)]
+    params = SamplingParams(max_tokens=steps + 1, ignore_eos=True)
+    return [Request(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
+
+
+def run(engine: Engine, num_seqs: int, prompt_tokens: int, steps: int) -> list[float]:
+    """Seconds of each pure decode step, from the end of the one before to its own."""
+    watch = Stopwatch(REST)
+    try:
+        laps = _laps(engine, watch, requests(engine, num_seqs, prompt_tokens, steps))
+    finally:
+        watch.restore()
+    return [sum(lap.values()) for lap in laps]
+
+
+def watched(engine: Engine, num_seqs: int, prompt_tokens: int, steps: int) -> list[dict[str, float]]:
+    """The same, by part."""
+    watch = Stopwatch(REST)
+    try:
+        watch_engine(engine, watch)
+        watch_runner(engine, watch)
+        return _laps(engine, watch, requests(engine, num_seqs, prompt_tokens, steps))
+    finally:
+        watch.restore()
+
+
+def _laps(engine: Engine, watch: Stopwatch, todo: list[Request]) -> list[dict[str, float]]:
+    step = engine._step
+
+    def lap():
+        done = step()
+        if done is not None:
+            watch.lap()
+        return done
+
+    watch.replace(engine, "_step", lap)
+    taken = engine.run(todo).steps
+    decodes = [
+        lap
+        for lap, record in zip(watch.laps, taken, strict=True)
+        if len(record.rows) == len(todo) == record.num_computed_tokens and not record.finished
+    ]
+    return decodes[SKIPPED:]
+
+
+def watch_engine(engine: Engine, watch: Stopwatch) -> None:
+    """Scheduler and bookkeeping: all of the engine's step but the runner's part of it."""
+    for name in ("schedule", "computed", "update"):
+        watch.wrap(engine.scheduler, name, SCHEDULER)
+    watch.wrap(engine, "_begin", SCHEDULER)  # holds check_plan; the record of the plan is its own part
+    for owner, name in ((engine.recorder, "launched"), (engine, "_advance"), (engine, "_complete")):
+        watch.wrap(owner, name, BOOKKEEPING)
+    if engine.tokenizer is not None:
+        make = engine.tokenizer.detokenizer
+
+        def detokenizer(*args, **kwargs):
+            made = make(*args, **kwargs)
+            watch.wrap(made, "add", DETOKENISATION)
+            return made
+
+        watch.replace(engine.tokenizer, "detokenizer", detokenizer)
+
+
+def watch_runner(engine: Engine, watch: Stopwatch) -> None:
+    """What the model's step consists of."""
+    runner = model_runner(engine)
+    watch.wrap(runner, "_launch", PACKING)
+    watch.wrap(runner, "sample_from", SAMPLING)
+    if runner.compiled is not None:
+        _watch_compiled(runner.compiled, watch)
+        return
+    watch.wrap(runner, "forward", ELEMENTWISE)
+    watch.wrap(runner.model, "logits", LOGITS)
+    attention = runner.attention
+
+    def ragged(*args, **kwargs):
+        with watch.within(ATTENTION):
+            return attention.ragged(*args, **kwargs)
+
+    def store(*args, **kwargs):
+        with watch.within(ATTENTION):
+            return attention.store(*args, **kwargs)
+
+    watch.replace(runner, "attention", replace(attention, ragged=ragged, store=store))
+    for layer in runner.model.layers:
+        for owner, names in ((layer.self_attn, ("qkv_proj", "o_proj")), (layer.mlp, ("gate_up_proj", "down_proj"))):
+            for name in names:
+                watch.wrap(getattr(owner, name), "forward", LINEAR)
+
+
+def _watch_compiled(model, watch: Stopwatch) -> None:
+    """The library times its own parts; what is left of the call is Python's."""
+    logits = model.logits
+    seconds = torch.zeros(len(COMPILED_PARTS), dtype=torch.float64)
+
+    def timed(*args):
+        seconds.zero_()
+        with watch.within(REST):
+            out = logits(*args)
+            for part, spent in zip(COMPILED_PARTS, seconds.tolist()):
+                watch.move(OF_COMPILED[part], spent)
+        return out
+
+    watch.replace(model, "seconds", seconds)
+    watch.replace(model, "logits", timed)
