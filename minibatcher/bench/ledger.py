@@ -16,9 +16,9 @@ from ..errors import InvalidParameter
 from ..kernels.random_model import random_model
 from ..model.loader import LoadedModel
 from ..model.prepacked import prepack
-from ..provenance import circumstances, hardware, software
 from .ledger_steps import CASES, Case, Step, compiled_step, one_query_row, plain_step
 from .load import usable_cpus
+from .machine import machine
 from .models import shape_config
 
 FEWEST_PAIRS, LEAST_S = 7, 0.02  # a measurement repeats its step until it takes so long
@@ -47,13 +47,13 @@ def ledger(
     threads: int | None = None,
     pairs: int = FEWEST_PAIRS,
     cases: dict[str, Case] = CASES,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
     """Gains of each optimisation in each case, as plain data. What can't run here is under "missing", with a sentence.
 
     A row has name, over (what runs it), invariant, and for each case: gain (median time without / time with of pairs),
     lowest, highest, with_ms and without_ms (medians), max_difference of logits and same_argmax (share of tokens).
-    shape: one of bench.models.SHAPES. pairs: at least FEWEST_PAIRS. progress: called before each row with its name.
+    shape: one of bench.models.SHAPES. pairs: at least FEWEST_PAIRS. progress: called after each of INVARIANTS.
     Raises UnknownName, InvalidParameter.
     """
     if pairs < FEWEST_PAIRS:
@@ -61,21 +61,20 @@ def ledger(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads or usable_cpus())
-        measured, config = circumstances(), shape_config(shape)
+        here, config = machine(), shape_config(shape)
         loaded = random_model(config, shape, torch.device("cpu"), getattr(torch, dtype))
         steps = {name: Step(loaded, case) for name, case in cases.items()}
         missing = _missing(loaded)
         rows = []
         for name in INVARIANTS:
-            if name in missing:
-                continue
-            progress and progress(name)
-            row = {"name": name, "over": OVER[name], "invariant": INVARIANTS[name]}
-            rows.append(row | {"cases": _row(*_both(name, loaded), steps, pairs)})
-        provenance = {
-            "measured": measured,
-            "hardware": hardware(torch.device("cpu")),
-            "software": software(),
+            if name not in missing:
+                with_it, without = _both(name, loaded)
+                row = {"name": name, "over": OVER[name], "invariant": INVARIANTS[name]}
+                rows.append(
+                    row | {"cases": {case: _case(with_it, without, step, pairs) for case, step in steps.items()}}
+                )
+            progress and progress()
+        provenance = here | {
             "model": {"name": shape, "num_parameters": loaded.config.num_parameters, "weights": "random"},
             "dtype": dtype,
             "threads": torch.get_num_threads(),
@@ -110,10 +109,6 @@ def _missing(loaded: LoadedModel) -> dict[str, str]:
     elif loaded.config.num_heads != loaded.config.num_kv_heads:
         found["two query rows in half precision"] = "query heads share key heads here, so there are several rows anyway"
     return found
-
-
-def _row(with_it: Forward, without: Forward, steps: dict[str, Step], pairs: int) -> dict[str, dict[str, float]]:
-    return {name: _case(with_it, without, step, pairs) for name, step in steps.items()}
 
 
 def _case(with_it: Forward, without: Forward, step: Step, pairs: int) -> dict[str, float]:

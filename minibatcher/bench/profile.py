@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 
-from ..build import build_engine, model_runner
+from ..build import EngineOptions, build_engine, model_runner
 from ..compiled.model import PARTS as COMPILED_PARTS
-from ..cpu_path import NAMES as CPU_PATHS
 from ..engine import Engine
 from ..errors import InvalidParameter
 from ..model.loader import load_model
-from ..provenance import circumstances, hardware, software
 from ..request import Request, SamplingParams
 from .load import prepare_model, usable_cpus
+from .machine import machine
 from .stopwatch import Stopwatch
 
 LINEAR, ATTENTION, ELEMENTWISE, LOGITS = "linear layers", "attention", "norms, rotation, elementwise", "logits"
@@ -43,6 +42,8 @@ WHAT = {
 }
 SKIPPED = 3  # first decode steps of a run, in which caches fill
 
+FEWEST_STEPS = 50  # of them those are left in which everybody decodes
+
 
 def profile(
     model: str = "bard",
@@ -51,23 +52,21 @@ def profile(
     threads: int | None = None,
     num_seqs: int = 32,
     context: int = 128,
-    cpu_path: str = "plain",
+    cpu_path: str | None = None,
     steps: int = 100,
     runs: int = 3,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
     """Time of a step in which `num_seqs` requests decode, by part, as plain data (see `results`).
 
-    model: as load.prepare_model takes it. context: tokens of a request in the middle of the run. steps: decodes in a
+    model: as load.prepare_model takes it. cpu_path: None is the engine's own choice. context: tokens of a request in the middle of the run. steps: decodes in a
     run; runs: as many with wrappers as without, in turn. progress: called after each of the 2 x runs.
     Raises MinibatcherError for what is wrong with the model or the options.
     """
-    if cpu_path not in CPU_PATHS:
-        raise InvalidParameter(f"cpu_path must be one of {', '.join(CPU_PATHS)}, not {cpu_path!r}")
     prompt_tokens = context - steps // 2
-    if prompt_tokens < 1 or steps <= SKIPPED:
+    if prompt_tokens < 1 or steps < FEWEST_STEPS:
         raise InvalidParameter(
-            f"a context of {context} in the middle of {steps} steps leaves no prompt; take at least {SKIPPED + 1} steps "
+            f"a context of {context} tokens in the middle of {steps} steps can't be; take at least {FEWEST_STEPS} steps, "
             f"and a context above {steps // 2}"
         )
     folder = Path(tempfile.mkdtemp(prefix="minibatcher-profile-"))
@@ -78,26 +77,23 @@ def profile(
         longest = prompt_tokens + steps + 1
         if longest > facts["context"]:
             raise InvalidParameter(f"{longest} tokens a request are above the model's context, {facts['context']}")
-        measured = circumstances()
+        here = machine()
         engine = build_engine(
             load_model(str(folder / "model"), device=torch.device("cpu"), dtype=dtype),
             strategy="chunked",
-            cpu_path=cpu_path,
+            cpu_path=cpu_path or EngineOptions.cpu_path,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=max(256, num_seqs),
             max_model_len=longest,
         )
-        run(engine, num_seqs, prompt_tokens, SKIPPED + 1)  # warm-up
+        run(engine, num_seqs, prompt_tokens, FEWEST_STEPS)  # warm-up
         unwatched, laps = [], []
         for _ in range(runs):
             unwatched += run(engine, num_seqs, prompt_tokens, steps)
             progress and progress()
             laps += watched(engine, num_seqs, prompt_tokens, steps)
             progress and progress()
-        provenance = {
-            "measured": measured,
-            "hardware": hardware(torch.device("cpu")),
-            "software": software(),
+        provenance = here | {
             "model": facts,
             "dtype": dtype,
             "threads": torch.get_num_threads(),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .machine import machine
 from .process import LOG_CHARACTERS, PACKAGE, ProcessFailed
 
 TIMEOUT_S = 120.0
@@ -22,18 +23,19 @@ COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {  # goal in seconds, argum
 }
 
 
-def start_up(runs: int = 5, progress: Callable[[], None] | None = None) -> dict[str, Any]:
-    """For each of COMMANDS its goal_s, median_s, lowest_s, highest_s, whether it is met, and its arguments.
+def start_up(runs: int = 5, progress: Callable[[], Any] | None = None) -> dict[str, Any]:
+    """ "commands": for each of COMMANDS its goal_s, median_s, lowest_s, highest_s, whether it is met, and its arguments.
 
     The interpreter's own start counts. Runs are in turn. Raises ProcessFailed where one fails, or `import minibatcher`
     loads PyTorch.
     """
+    here = machine()
     taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(runs):
         for name, (_, arguments) in COMMANDS.items():
             taken[name].append(seconds(name, arguments))
             progress and progress()
-    return {
+    commands = {
         name: {
             "goal_s": goal,
             "median_s": statistics.median(taken[name]),
@@ -44,6 +46,7 @@ def start_up(runs: int = 5, progress: Callable[[], None] | None = None) -> dict[
         }
         for name, (goal, arguments) in COMMANDS.items()
     }
+    return {"kind": "start-up", "provenance": here | {"runs": runs}, "commands": commands}
 
 
 def seconds(name: str, arguments: tuple[str, ...]) -> float:

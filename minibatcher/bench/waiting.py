@@ -13,9 +13,10 @@ from ..kv import BlockKV
 from ..request import Request, SamplingParams
 from ..runners.base import StepResult
 from ..scheduling import SchedulerConfig, make_scheduler
+from .machine import machine
 
 NUM_SEQS, PROMPT_TOKENS, BLOCK_SIZE = 32, 32, 16
-WAITING, ORDERINGS = (0, 100, 1_000, 10_000), ("fcfs", "priority")
+LENGTHS, ORDERINGS = (0, 100, 1_000, 10_000), ("fcfs", "priority")
 
 
 class OneToken:
@@ -72,14 +73,15 @@ def calls_of_a_step(num_waiting: int, ordering: str) -> int:
 
 
 def growth(
-    waiting: Sequence[int] = WAITING,
+    waiting: Sequence[int] = LENGTHS,
     orderings: Sequence[str] = ORDERINGS,
     *,
     steps: int = 100,
     runs: int = 3,
-    progress: Callable[[], None] | None = None,
+    progress: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
     """Milliseconds and calls a step for each ordering, in the order of `waiting`; medians of `runs`, taken in turn."""
+    here = machine()
     taken: dict[str, list[list[float]]] = {name: [[] for _ in waiting] for name in orderings}
     for _ in range(runs):
         for name in orderings:
@@ -96,4 +98,5 @@ def growth(
             "of_first": [median / medians[0] for median in medians],
             "calls": [calls_of_a_step(num_waiting, name) for num_waiting in waiting],
         }
-    return {"num_seqs": NUM_SEQS, "waiting": list(waiting), "steps": steps, "runs": runs, "orderings": orders}
+    provenance = here | {"num_seqs": NUM_SEQS, "steps": steps, "runs": runs}
+    return {"kind": "waiting", "provenance": provenance, "waiting": list(waiting), "orderings": orders}
