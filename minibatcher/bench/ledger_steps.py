@@ -55,7 +55,7 @@ class Step:
         self.token_ids = torch.randint(config.vocab_size, (int(starts[-1]),), generator=generator)
         self.positions, self.newest = torch.cat(positions), starts[1:] - 1
         contexts = torch.tensor(case.contexts, dtype=torch.int32)
-        self.batch = RaggedBatch(torch.cat(slots), starts.int(), contexts, tables, *map(list, case))
+        self.batch = RaggedBatch(torch.cat(slots), starts.int(), contexts, tables, case.query_lens, case.contexts)
         size = (2, sum(blocks), BLOCK_SIZE, config.num_kv_heads, config.head_dim)
         caches = [torch.randn(size, generator=generator).to(loaded.dtype) / 2 for _ in range(config.num_layers)]
         self.pool = [(cache[0], cache[1]) for cache in caches]

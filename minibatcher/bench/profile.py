@@ -57,17 +57,17 @@ def profile(
     runs: int = 3,
     progress: Callable[[], Any] | None = None,
 ) -> dict[str, Any]:
-    """Time of a step in which `num_seqs` requests decode, by part, as plain data (see `results`).
+    """Time of a step in which `num_seqs` requests decode, by part: kind, provenance, and what `results` gives.
 
-    model: as load.prepare_model takes it. cpu_path: None is the engine's own choice. context: tokens of a request in the middle of the run. steps: decodes in a
-    run; runs: as many with wrappers as without, in turn. progress: called after each of the 2 x runs.
-    Raises MinibatcherError for what is wrong with the model or the options.
+    model: as load.prepare_model takes it. cpu_path: None is the engine's own choice. context: tokens of a request in
+    the middle of the run. steps: decodes in a run. runs: so many with wrappers and as many without, in turn. progress:
+    called after each. Raises MinibatcherError for what is wrong with the model or the options.
     """
     prompt_tokens = context - steps // 2
     if prompt_tokens < 1 or steps < FEWEST_STEPS:
         raise InvalidParameter(
-            f"a context of {context} tokens in the middle of {steps} steps can't be; take at least {FEWEST_STEPS} steps, "
-            f"and a context above {steps // 2}"
+            f"a context of {context} tokens in the middle of {steps} steps can't be; take at least {FEWEST_STEPS} "
+            f"steps, and a context above {steps // 2}"
         )
     folder = Path(tempfile.mkdtemp(prefix="minibatcher-profile-"))
     before = torch.get_num_threads()

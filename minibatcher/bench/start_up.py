@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[float, tuple[str, ...]]] = {  # goal in seconds, argum
 
 
 def start_up(runs: int = 5, progress: Callable[[], Any] | None = None) -> dict[str, Any]:
-    """ "commands": for each of COMMANDS its goal_s, median_s, lowest_s, highest_s, whether it is met, and its arguments.
+    """kind, provenance, and commands: goal_s, median_s, lowest_s, highest_s, met and the arguments of each.
 
     The interpreter's own start counts. Runs are in turn. Raises ProcessFailed where one fails, or `import minibatcher`
     loads PyTorch.

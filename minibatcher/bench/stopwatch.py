@@ -13,7 +13,7 @@ class Stopwatch:
     """Wall time since the last lap, split among parts by name.
 
     Time in a wrapped function counts for its part, without that in functions wrapped within; what no part claims counts
-    for `rest`. So the parts of a lap add up to it. Each wrapper costs about a microsecond, most of it in the part around.
+    for `rest`. So the parts of a lap add up to it. A wrapper costs time itself, most of it in the part around.
     """
 
     def __init__(self, rest: str) -> None:
