@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from minibatcher import stepping  # noqa: E402
 from minibatcher.attention import sdpa  # noqa: E402
 from minibatcher.bench import ledger, profile, profile_table, start_up, waiting  # noqa: E402
 from minibatcher.bench.ledger_steps import Case, Step, one_query_row, plain_step  # noqa: E402
@@ -47,6 +48,12 @@ def engine_on(cpu_path="plain"):
     )
 
 
+def spin(seconds):
+    end = clock() + seconds
+    while clock() < end:
+        pass
+
+
 @pytest.fixture(scope="module")
 def cache_folder(tmp_path_factory):
     """Compiled libraries leave nothing behind."""
@@ -66,11 +73,6 @@ def test_each_second_counts_once():
         def inner(self):
             spin(0.02)
 
-    def spin(seconds):
-        end = clock() + seconds
-        while clock() < end:
-            pass
-
     thing = Thing()
     watch = Stopwatch("rest")
     watch.wrap(thing, "outer", "out")
@@ -87,6 +89,18 @@ def test_each_second_counts_once():
     assert sum(lap.values()) < 0.01 + 0.02 + 0.005 + 0.01  # nothing is counted twice
     watch.restore()
     assert vars(thing) == {}
+
+
+def test_seconds_that_are_moved_leave_the_sum_as_it_is():
+    watch = Stopwatch("rest")
+    watch.lap()
+    begun = clock()
+    spin(0.01)
+    watch.move("library", 0.004)
+    watch.lap()
+    lap = watch.laps[-1]
+    assert lap["library"] == 0.004 and lap["rest"] >= 0.006
+    assert sum(lap.values()) <= clock() - begun
 
 
 def test_a_wrapper_lets_exceptions_through_and_leaves_its_part():
@@ -132,6 +146,37 @@ def test_the_parts_of_a_real_step_add_up_and_none_is_negative(cpu_path, cache_fo
     assert runner.attention is attention and "_launch" not in vars(runner)
     assert not any("forward" in vars(module) for module in runner.model.modules())
     assert runner.compiled is None or runner.compiled.seconds is None
+
+
+SLOWED = {
+    "planning": (lambda engine: (engine.scheduler, "schedule"), profile.SCHEDULER),
+    "learning": (lambda engine: (engine.scheduler, "computed"), profile.SCHEDULER),
+    "leaving": (lambda engine: (engine.scheduler, "update"), profile.SCHEDULER),
+    "checking": (lambda engine: (stepping, "check_plan"), profile.SCHEDULER),
+    "record of the plan": (lambda engine: (engine.recorder, "launched"), profile.BOOKKEEPING),
+    "record of the step": (lambda engine: (engine.recorder, "stepped"), profile.BOOKKEEPING),
+    "new tokens": (lambda engine: (engine, "_append"), profile.BOOKKEEPING),
+    "tables": (lambda engine: (engine.runner.tables, "of"), profile.PACKING),
+    "norm": (lambda engine: (engine.runner.model.norm, "forward"), profile.ELEMENTWISE),
+    "first product": (lambda engine: (engine.runner.model.layers[0].self_attn.qkv_proj, "forward"), profile.LINEAR),
+    "last product": (lambda engine: (engine.runner.model.layers[0].mlp.down_proj, "forward"), profile.LINEAR),
+    "attention": (lambda engine: (sdpa, "_attend_request"), profile.ATTENTION),
+    "logits": (lambda engine: (engine.runner.model, "logits"), profile.LOGITS),
+    "sampling": (lambda engine: (engine.runner, "sample_from"), profile.SAMPLING),
+    "loop": (lambda engine: (engine, "_report"), profile.REST),
+}
+
+
+@pytest.mark.parametrize("name", SLOWED)
+def test_what_is_slower_shows_in_its_own_part(name, monkeypatch):
+    find, part = SLOWED[name]
+    engine = engine_on()
+    owner, function = find(engine)
+    quick = getattr(owner, function)
+    monkeypatch.setattr(owner, function, lambda *args: (spin(0.003), quick(*args))[1])
+    parts = profile.results(profile.watched(engine, 4, 20, 50), [1.0])["parts_ms"]
+    assert parts[part] >= 3
+    assert all(ms < 3 for other, ms in parts.items() if other != part)
 
 
 def test_watching_changes_no_output():
@@ -194,6 +239,24 @@ def test_the_ledger_names_every_switch():
 def test_gains_are_of_pairs():
     data = ledger.gains([(1.0, 2.0), (2.0, 2.0), (1.0, 3.0)])
     assert data == {"gain": 2.0, "lowest": 1.0, "highest": 3.0, "with_ms": 1000.0, "without_ms": 2000.0}
+
+
+def test_in_every_pair_the_slower_way_is_the_slower(monkeypatch):
+    monkeypatch.setattr(ledger, "LEAST_S", 0.001)
+    order = []
+
+    def way(name, seconds):
+        def forward(step):
+            order.append(name)
+            spin(seconds)
+            return torch.tensor([[1.0, 2.0]])
+
+        return forward
+
+    found = ledger._case(way("with", 0.001), way("without", 0.004), None, pairs=7)
+    assert found["lowest"] > 1.5 and found["max_difference"] == 0 and found["same_argmax"] == 1
+    # Two calls to warm up, two to time, then seven pairs that begin with each in turn.
+    assert order[4:] == ["without", "with", "with", "without"] * 3 + ["without", "with"]
 
 
 def test_a_ledger_of_what_needs_no_compiler(monkeypatch):
