@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from minibatcher import stepping  # noqa: E402
 from minibatcher.attention import sdpa  # noqa: E402
-from minibatcher.bench import ledger, profile, profile_table, start_up, waiting  # noqa: E402
+from minibatcher.bench import ledger, parts, profile, profile_table, start_up, waiting  # noqa: E402
 from minibatcher.bench.ledger_steps import Case, Step, one_query_row, plain_step  # noqa: E402
 from minibatcher.bench.models import write_model  # noqa: E402
 from minibatcher.bench.process import ProcessFailed  # noqa: E402
@@ -129,7 +129,7 @@ def test_the_parts_of_a_real_step_add_up_and_none_is_negative(cpu_path, cache_fo
     steps = [step for step in engine.timeline.steps if len(step.rows) == 4 == step.num_computed_tokens]
     assert 40 < len(laps) <= len(steps)
     assert all(seconds >= 0 for lap in laps for seconds in lap.values())
-    expected = set(profile.PARTS) - {profile.DETOKENISATION}  # it has no tokenizer
+    expected = set(parts.PARTS) - {parts.DETOKENISATION}  # it has no tokenizer
     assert all(set(lap) == expected for lap in laps)
     # The record of the engine says the same of the time from step to step.
     ends = [step.start + step.duration for step in steps]
@@ -138,7 +138,7 @@ def test_the_parts_of_a_real_step_add_up_and_none_is_negative(cpu_path, cache_fo
     data = profile.results(laps, [sum(lap.values()) for lap in laps])
     assert sum(data["parts_ms"].values()) == pytest.approx(data["step_ms"])
     assert sum(data["shares"].values()) == pytest.approx(1)
-    share = data["shares"][profile.SCHEDULER] + data["shares"][profile.BOOKKEEPING]
+    share = data["shares"][parts.SCHEDULER] + data["shares"][parts.BOOKKEEPING]
     assert data["scheduler_and_bookkeeping_share"] == pytest.approx(share)
     assert data["overhead"]["ratio"] == pytest.approx(1)
     # Nothing stays wrapped.
@@ -149,21 +149,21 @@ def test_the_parts_of_a_real_step_add_up_and_none_is_negative(cpu_path, cache_fo
 
 
 SLOWED = {
-    "planning": (lambda engine: (engine.scheduler, "schedule"), profile.SCHEDULER),
-    "learning": (lambda engine: (engine.scheduler, "computed"), profile.SCHEDULER),
-    "leaving": (lambda engine: (engine.scheduler, "update"), profile.SCHEDULER),
-    "checking": (lambda engine: (stepping, "check_plan"), profile.SCHEDULER),
-    "record of the plan": (lambda engine: (engine.recorder, "launched"), profile.BOOKKEEPING),
-    "record of the step": (lambda engine: (engine.recorder, "stepped"), profile.BOOKKEEPING),
-    "new tokens": (lambda engine: (engine, "_append"), profile.BOOKKEEPING),
-    "tables": (lambda engine: (engine.runner.tables, "of"), profile.PACKING),
-    "norm": (lambda engine: (engine.runner.model.norm, "forward"), profile.ELEMENTWISE),
-    "first product": (lambda engine: (engine.runner.model.layers[0].self_attn.qkv_proj, "forward"), profile.LINEAR),
-    "last product": (lambda engine: (engine.runner.model.layers[0].mlp.down_proj, "forward"), profile.LINEAR),
-    "attention": (lambda engine: (sdpa, "_attend_request"), profile.ATTENTION),
-    "logits": (lambda engine: (engine.runner.model, "logits"), profile.LOGITS),
-    "sampling": (lambda engine: (engine.runner, "sample_from"), profile.SAMPLING),
-    "loop": (lambda engine: (engine, "_report"), profile.REST),
+    "planning": (lambda engine: (engine.scheduler, "schedule"), parts.SCHEDULER),
+    "learning": (lambda engine: (engine.scheduler, "computed"), parts.SCHEDULER),
+    "leaving": (lambda engine: (engine.scheduler, "update"), parts.SCHEDULER),
+    "checking": (lambda engine: (stepping, "check_plan"), parts.SCHEDULER),
+    "record of the plan": (lambda engine: (engine.recorder, "launched"), parts.BOOKKEEPING),
+    "record of the step": (lambda engine: (engine.recorder, "stepped"), parts.BOOKKEEPING),
+    "new tokens": (lambda engine: (engine, "_append"), parts.BOOKKEEPING),
+    "tables": (lambda engine: (engine.runner.tables, "of"), parts.PACKING),
+    "norm": (lambda engine: (engine.runner.model.norm, "forward"), parts.ELEMENTWISE),
+    "first product": (lambda engine: (engine.runner.model.layers[0].self_attn.qkv_proj, "forward"), parts.LINEAR),
+    "last product": (lambda engine: (engine.runner.model.layers[0].mlp.down_proj, "forward"), parts.LINEAR),
+    "attention": (lambda engine: (sdpa, "_attend_request"), parts.ATTENTION),
+    "logits": (lambda engine: (engine.runner.model, "logits"), parts.LOGITS),
+    "sampling": (lambda engine: (engine.runner, "sample_from"), parts.SAMPLING),
+    "loop": (lambda engine: (engine, "_report"), parts.REST),
 }
 
 
@@ -174,9 +174,9 @@ def test_what_is_slower_shows_in_its_own_part(name, monkeypatch):
     owner, function = find(engine)
     quick = getattr(owner, function)
     monkeypatch.setattr(owner, function, lambda *args: (spin(0.003), quick(*args))[1])
-    parts = profile.results(profile.watched(engine, 4, 20, 50), [1.0])["parts_ms"]
-    assert parts[part] >= 3
-    assert all(ms < 3 for other, ms in parts.items() if other != part)
+    taken = profile.results(profile.watched(engine, 4, 20, 50), [1.0])["parts_ms"]
+    assert taken[part] >= 3
+    assert all(ms < 3 for other, ms in taken.items() if other != part)
 
 
 def test_watching_changes_no_output():
@@ -189,12 +189,17 @@ def test_watching_changes_no_output():
 
 def test_a_model_with_a_tokenizer_spends_time_on_text():
     data = profile.profile(threads=1, num_seqs=2, context=40, steps=50, runs=1)
-    assert data["parts_ms"][profile.DETOKENISATION] > 0
+    assert data["parts_ms"][parts.DETOKENISATION] > 0
     assert data["provenance"]["cpu_path"] == "plain"
 
 
+def test_many_long_prompts_leave_steps_of_decodes_alone():
+    data = profile.profile(threads=1, num_seqs=64, context=100, steps=20, runs=1)
+    assert data["num_steps"] >= 20 - profile.PROMPT_STEPS - profile.SKIPPED
+
+
 def test_slow_steps_do_not_move_the_typical_one():
-    laps = [{profile.LINEAR: 0.001, profile.REST: 0.001}] * 8 + [{profile.LINEAR: 5.0}]
+    laps = [{parts.LINEAR: 0.001, parts.REST: 0.001}] * 8 + [{parts.LINEAR: 5.0}]
     assert profile.results(laps, [0.002])["step_ms"] == pytest.approx(2)
 
 
@@ -342,7 +347,7 @@ def test_the_command_prints_the_long_queue(capsys):
         (["--ledger", "--runs", "3"], "--runs means nothing with --ledger"),
         (["--pairs", "9"], "--pairs means nothing without --ledger"),
         (["--ledger", "--model", "bard"], "--ledger takes one of the shapes"),
-        (["--steps", "10"], "take at least 50 steps"),
+        (["--steps", "10"], "take at least 20 steps"),
         (["--context", "20"], "a context above 50"),
         (["--context", "5000"], "above the model's context"),
     ],

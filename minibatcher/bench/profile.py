@@ -6,43 +6,24 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..build import EngineOptions, build_engine, model_runner
-from ..compiled.model import PARTS as COMPILED_PARTS
+from ..build import EngineOptions, build_engine
 from ..engine import Engine
 from ..errors import InvalidParameter
 from ..model.loader import load_model
 from ..request import Request, SamplingParams
 from .load import prepare_model, usable_cpus
 from .machine import machine
+from .parts import BOOKKEEPING, PARTS, REST, SCHEDULER, watch_engine, watch_runner
 from .stopwatch import Stopwatch
 
-LINEAR, ATTENTION, ELEMENTWISE, LOGITS = "linear layers", "attention", "norms, rotation, elementwise", "logits"
-SAMPLING, PACKING, SCHEDULER, BOOKKEEPING = "sampling", "packing", "scheduler", "bookkeeping"
-DETOKENISATION, REST = "detokenisation", "the rest of Python"
-PARTS = (LINEAR, ATTENTION, ELEMENTWISE, LOGITS, SAMPLING, PACKING, SCHEDULER, BOOKKEEPING, DETOKENISATION, REST)
-OF_COMPILED = dict(zip(COMPILED_PARTS, (ELEMENTWISE, LINEAR, ELEMENTWISE, ATTENTION, LOGITS)))
-WHAT = {
-    LINEAR: "products with weights, but for the output's",
-    ATTENTION: "storing keys and values, and reading them",
-    ELEMENTWISE: "embeddings, norms, rotation, activation, and the calls of layers; keys and values are stored here "
-    "where the path is compiled",
-    LOGITS: "the product with the output's weights",
-    SAMPLING: "the next token of each request",
-    PACKING: "the step's arrays, built and handed over",
-    SCHEDULER: "planning, checking the plan, and what it learns of the step",
-    BOOKKEEPING: "the record, and each request's new token",
-    DETOKENISATION: "text of the new tokens",
-    REST: "the loop, and what lies between the others",
-}
-SKIPPED = 3  # first decode steps of a run, in which caches fill
-
-FEWEST_STEPS = 50  # of them those are left in which everybody decodes
+PROMPT_STEPS = 8  # that all prompts take; the first ones decode meanwhile
+SKIPPED = 3  # first steps in which everybody decodes: caches fill
+FEWEST_STEPS = 20  # so that some are left
 
 
 def profile(
@@ -83,7 +64,7 @@ def profile(
             strategy="chunked",
             cpu_path=cpu_path or EngineOptions.cpu_path,
             max_num_seqs=num_seqs,
-            max_num_batched_tokens=max(256, num_seqs),
+            max_num_batched_tokens=num_seqs + -(-num_seqs * prompt_tokens // PROMPT_STEPS),
             max_model_len=longest,
         )
         run(engine, num_seqs, prompt_tokens, FEWEST_STEPS)  # warm-up
@@ -180,65 +161,3 @@ def _laps(engine: Engine, watch: Stopwatch, todo: list[Request]) -> list[dict[st
         if len(record.rows) == len(todo) == record.num_computed_tokens and not record.finished
     ]
     return decodes[SKIPPED:]
-
-
-def watch_engine(engine: Engine, watch: Stopwatch) -> None:
-    """Scheduler and bookkeeping: all of the engine's step but the runner's part of it."""
-    for name in ("schedule", "computed", "update"):
-        watch.wrap(engine.scheduler, name, SCHEDULER)
-    watch.wrap(engine, "_begin", SCHEDULER)  # holds check_plan; the record of the plan is its own part
-    for owner, name in ((engine.recorder, "launched"), (engine, "_advance"), (engine, "_complete")):
-        watch.wrap(owner, name, BOOKKEEPING)
-    if engine.tokenizer is not None:
-        make = engine.tokenizer.detokenizer
-
-        def detokenizer(*args, **kwargs):
-            made = make(*args, **kwargs)
-            watch.wrap(made, "add", DETOKENISATION)
-            return made
-
-        watch.replace(engine.tokenizer, "detokenizer", detokenizer)
-
-
-def watch_runner(engine: Engine, watch: Stopwatch) -> None:
-    """What the model's step consists of."""
-    runner = model_runner(engine)
-    watch.wrap(runner, "_launch", PACKING)
-    watch.wrap(runner, "sample_from", SAMPLING)
-    if runner.compiled is not None:
-        _watch_compiled(runner.compiled, watch)
-        return
-    watch.wrap(runner, "forward", ELEMENTWISE)
-    watch.wrap(runner.model, "logits", LOGITS)
-    attention = runner.attention
-
-    def ragged(*args, **kwargs):
-        with watch.within(ATTENTION):
-            return attention.ragged(*args, **kwargs)
-
-    def store(*args, **kwargs):
-        with watch.within(ATTENTION):
-            return attention.store(*args, **kwargs)
-
-    watch.replace(runner, "attention", replace(attention, ragged=ragged, store=store))
-    for layer in runner.model.layers:
-        for owner, names in ((layer.self_attn, ("qkv_proj", "o_proj")), (layer.mlp, ("gate_up_proj", "down_proj"))):
-            for name in names:
-                watch.wrap(getattr(owner, name), "forward", LINEAR)
-
-
-def _watch_compiled(model, watch: Stopwatch) -> None:
-    """The library times its own parts; what is left of the call is Python's."""
-    logits = model.logits
-    seconds = torch.zeros(len(COMPILED_PARTS), dtype=torch.float64)
-
-    def timed(*args):
-        seconds.zero_()
-        with watch.within(REST):
-            out = logits(*args)
-            for part, spent in zip(COMPILED_PARTS, seconds.tolist()):
-                watch.move(OF_COMPILED[part], spent)
-        return out
-
-    watch.replace(model, "seconds", seconds)
-    watch.replace(model, "logits", timed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..report import aligned, filled
-from .profile import WHAT
+from .parts import WHAT
 from .table import number
 
 WIDTH = 100
