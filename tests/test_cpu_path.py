@@ -94,7 +94,9 @@ class Step:
 
     def compiled(self, compiled):
         pool = [(k.clone(), v.clone()) for k, v in self.pool]
-        return compiled.logits(self.token_ids, self.positions, self.batch, self.newest, pool), pool
+        logits, best = compiled.step(self.token_ids, self.positions, self.batch, self.newest, pool)
+        assert torch.equal(best, logits.argmax(-1))
+        return logits, pool
 
 
 def assert_same_step(model, step, target=None, tolerance=2e-4):
@@ -191,6 +193,24 @@ def test_nothing_that_can_be_turned_off_changes_an_answer(switch):
 def test_only_the_logits_that_are_wanted(newest):
     model = tiny()
     assert_same_step(model, Step(model, [1, 20], [9, 30], newest=newest))
+
+
+@needs_compiler
+def test_of_equal_logits_the_first_is_best():
+    model = tiny(tie_word_embeddings=False)
+    model.model.lm_head.weight[:] = model.model.lm_head.weight[0]
+    step = Step(model, [1, 5], [9, 30])
+    compiled = CompiledModel(model.model, model.dtype)
+    _, best = compiled.step(step.token_ids, step.positions, step.batch, step.newest, step.pool)
+    assert best.tolist() == [0, 0]
+
+
+@needs_compiler
+def test_banned_tokens_do_not_come_though_they_are_best():
+    wanted = [("To be", SamplingParams(max_tokens=12, min_tokens=12, temperature=0, stop_token_ids=tuple(range(400))))]
+    fast, timeline = outputs(wanted, cpu_path="compiled")
+    assert fast == outputs(wanted)[0]
+    assert min(timeline.requests["r0"].output_token_ids[:-1]) >= 400
 
 
 @needs_compiler

@@ -46,6 +46,7 @@ typedef struct {
     const float *cos, *sin;                               // [positions, head_dim / 2]
     number *const *k_caches, *const *v_caches;            // of each layer
     float *logits;                                        // [N, padded(vocab)]
+    int64_t *best;                                        // [N]: the token of the largest logit, the first of equals
     char *workspace;                                      // workspace_bytes
     double *seconds;                                      // [NUM_PARTS] to add to, or null
 } Step;
@@ -214,6 +215,18 @@ static void keep_newest(const Step &s, const Buffers &b) {
     }
 }
 
+static void choose_best(const Model &m, const Step &s) {
+#pragma omp for schedule(static) nowait
+    for (int64_t r = 0; r < s.num_newest; r++) {
+        const float *row = s.logits + r * padded(m.vocab);
+        float most = row[0];
+        for (int64_t i = 0; i < m.vocab; i++) most = row[i] > most ? row[i] : most;
+        int64_t i = 0;
+        while (i < m.vocab - 1 && row[i] != most) i++;
+        s.best[r] = i;
+    }
+}
+
 extern "C" {
 
 int64_t workspace_bytes(const Model *m, int64_t tokens, int64_t threads) {
@@ -292,6 +305,8 @@ void forward(const Model *model, const Step *step) {
             rms_norm(m, m.norm, b.x, b.normed, rows, b.hidden);
             met(NORMS);
             product<assign>(m.head, b.normed, b.hidden, rows, s.logits, padded(m.vocab));
+            met(LOGITS);
+            choose_best(m, s);
             met(LOGITS);
         }
     }

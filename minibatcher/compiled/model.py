@@ -61,7 +61,8 @@ class _Step(ctypes.Structure):
         *[(name, c_int64) for name in ("num_tokens", "num_requests", "num_newest", "max_blocks")],
         *[(name, c_int64) for name in ("block_size", "num_threads")],
         *[(name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "query_starts", "context_lens")],
-        *[(name, c_void_p) for name in ("block_tables", "newest", "cos", "sin", "k_caches", "v_caches", "logits")],
+        *[(name, c_void_p) for name in ("block_tables", "newest", "cos", "sin", "k_caches", "v_caches")],
+        *[(name, c_void_p) for name in ("logits", "best")],
         *[("workspace", c_void_p), ("seconds", c_void_p)],
     ]
 
@@ -104,22 +105,23 @@ class CompiledModel:
         )
         self._stride = self._lib.logits_stride(ctypes.addressof(self._model))
 
-    def logits(
+    def step(
         self,
         token_ids: Tensor,
         positions: Tensor,
         batch: RaggedBatch,
         newest: Tensor,
         pool: Sequence[tuple[Tensor, Tensor]],
-    ) -> Tensor:
-        """One step: stores the T tokens' keys and values in the pool, returns logits [N, vocab_size] in float32.
+    ) -> tuple[Tensor, Tensor]:
+        """One step: stores the T tokens' keys and values in the pool; returns logits [N, vocab_size], float32, and the
+        token of the largest logit of each row, int64 [N].
 
         token_ids, positions: int64 [T]. batch, pool: as attention.reference.ragged_attention. newest: int64 [N],
         ascending: the tokens whose logits are wanted.
         """
         num_tokens, num_newest, threads = len(token_ids), len(newest), torch.get_num_threads()
         self._make_room(num_tokens, threads, max(batch.context_lens_list))
-        logits = torch.empty(num_newest, self._stride)
+        logits, best = torch.empty(num_newest, self._stride), torch.empty(num_newest, dtype=torch.int64)
         step = _Step(
             num_tokens,
             len(batch.query_lens),
@@ -131,11 +133,12 @@ class CompiledModel:
             *[array.data_ptr() for array in (batch.context_lens, batch.block_tables, newest, self._cos, self._sin)],
             *self._pointers(pool),
             logits.data_ptr(),
+            best.data_ptr(),
             self._workspace.data_ptr(),
             None if self.seconds is None else self.seconds.data_ptr(),
         )
         self._lib.forward(ctypes.addressof(self._model), ctypes.addressof(step))
-        return logits[:, : self.vocab_size]
+        return logits[:, : self.vocab_size], best
 
     def _make_room(self, num_tokens: int, threads: int, longest: int) -> None:
         need = self._lib.workspace_bytes(ctypes.addressof(self._model), num_tokens, threads)

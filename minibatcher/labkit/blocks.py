@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cold_start, front, measured
+from . import cold_start, front, measured, speed
 from .notebooks import BuildError, read_page
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
@@ -23,6 +23,11 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "comparison": measured.comparison,
     "contents": front.contents,
     "picture": front.picture,
+    "speed-circumstances": speed.circumstances,
+    "speed-figures": speed.figures,
+    "speed-plain-ratios": speed.plain_ratios,
+    "speed-ratios": speed.ratios,
+    "speed-versions": speed.versions,
     "start": front.start,
     "status": front.status,
     **cold_start.BLOCKS,

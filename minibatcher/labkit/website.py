@@ -26,7 +26,15 @@ from .front import picture, read_chapters
 
 CONTENTS = "chapters/index"
 FIRST = ("install",)  # pages of chapters/ that come before the chapters, in this order
-AFTER = ("tour", "glossary", "cookbook", "syllabus", "instructors", "class")  # and those that come after the labs
+AFTER = (
+    "tour",
+    "glossary",
+    "cookbook",
+    "speed",
+    "syllabus",
+    "instructors",
+    "class",
+)  # and those that come after the labs
 INVITATION = """
 {picture}
 A simulated run of the package's own schedulers.

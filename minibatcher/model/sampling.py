@@ -20,11 +20,13 @@ def sample(
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
     banned: Sequence[Sequence[int]] | None = None,
+    greedy: Tensor | None = None,
 ) -> Tensor:
     """The next token of each of N requests. A row's result depends on no other row.
 
     logits: float32 [N, vocab_size], left unchanged. uniforms: N numbers in [0, 1), see `uniform`; not used by greedy
     rows (temperature 0). banned: for each row, tokens that must not come (min_tokens).
+    greedy: int64 [N], the first of each row's largest logits, where they are known already.
     Temperature first, then top-k, then top-p, then the inverse of the cumulative distribution in order of token id.
     Returns int64 [N] on the device of the logits, without waiting for it.
     """
@@ -32,7 +34,9 @@ def sample(
         places = [row for row, tokens in enumerate(banned) for _ in tokens]
         logits = logits.clone()
         ban(logits, places, [token for tokens in banned for token in tokens])
-    greedy = logits.argmax(dim=-1)  # the first, so the lowest id, of equal ones
+        greedy = None
+    if greedy is None:
+        greedy = logits.argmax(dim=-1)  # the first, so the lowest id, of equal ones
     sampled = [row for row, p in enumerate(params) if p.temperature > 0]
     if not sampled:
         return greedy

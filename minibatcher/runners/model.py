@@ -153,17 +153,23 @@ class ModelRunner:
     ) -> Launched:
         """The whole step in one call: next token of each request, whose newest tokens are `newest`, int64 [N]."""
         assert self.compiled is not None
-        logits = self.compiled.logits(token_ids, positions, batch, newest, self.pool)
-        return self.sample_from(logits, requests) if requests else Launched([], None, None, self.device)
+        logits, best = self.compiled.step(token_ids, positions, batch, newest, self.pool)
+        if not requests:
+            return Launched([], None, None, self.device)
+        return self.sample_from(logits, requests, greedy=best)
 
     def sample_from(
-        self, logits: Tensor, requests: Sequence[Request], num_computed_tokens: int | None = None
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        num_computed_tokens: int | None = None,
+        greedy: Tensor | None = None,
     ) -> Launched:
-        """Next token of each request from its logits [N, vocab_size]."""
+        """Next token of each request from its logits [N, vocab_size]; greedy: as model.sampling.sample."""
         params = [r.params for r in requests]
         uniforms = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
         banned = [self._banned(request) for request in requests]
-        return Launched(requests, sample(logits, params, uniforms, banned), num_computed_tokens, self.device)
+        return Launched(requests, sample(logits, params, uniforms, banned, greedy), num_computed_tokens, self.device)
 
     def _banned(self, request: Request) -> tuple[int, ...]:
         """What must not come yet: whatever would end the request before its min_tokens."""

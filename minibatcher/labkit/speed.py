@@ -1,0 +1,124 @@
+"""The computed parts of the page on speed, from what `minibatcher bench` and its kin wrote (`make measured-speed`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..report_rows import number, percent
+from .notebooks import BuildError
+
+FOLDER = "chapters/measured/speed"
+OURS = "minibatcher:compiled"
+SHAPES = ("15M", "110M", "360M")
+DTYPES = ("float32", "bfloat16")
+Report = dict[str, Any]
+
+
+def keep(report: Report) -> Report:
+    """What of a bench's report goes into the book: all but the single runs and where programs lie."""
+    kept = {key: value for key, value in report.items() if key != "runs"}
+    peers = {name: {"settings": peer["settings"]} for name, peer in kept["provenance"]["peers"].items()}
+    versions = {run["peer"]: run["facts"].get("versions", {}) for run in report["runs"] if run.get("facts")}
+    for name, found in versions.items():
+        peers[name]["versions"] = found
+    for peer in peers.values():
+        peer["settings"].pop("server", None)
+    return kept | {"provenance": kept["provenance"] | {"peers": peers}}
+
+
+def read(root: Path, name: str) -> Report:
+    """Raises BuildError for a report that has failures or was cut short."""
+    report = json.loads((root / FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    if report.get("failures") or report.get("interrupted"):
+        raise BuildError(f"{FOLDER}/{name}.json holds a run that failed or was cut short; measure again")
+    return report
+
+
+def _benches(root: Path) -> Iterator[tuple[str, Report]]:
+    """(column title, report) of each shape and precision that has been measured offline."""
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            if (root / FOLDER / f"{shape}-{dtype}.json").exists():
+                yield f"{shape} {dtype}", read(root, f"{shape}-{dtype}")
+
+
+def ratios(root: Path) -> str:
+    """How many times as many output tokens/s ours makes as each other, a column for each shape and precision."""
+    return _ratios(root, OURS, "output tokens/s, compiled path / the other")
+
+
+def plain_ratios(root: Path) -> str:
+    """The same for PyTorch alone."""
+    return _ratios(root, "minibatcher:prepacked", "output tokens/s, prepacked path / the other")
+
+
+def _ratios(root: Path, ours: str, corner: str) -> str:
+    benches = dict(_benches(root))
+    titles: dict[str, str] = {}
+    for report in benches.values():
+        titles |= {name: title for name, title in report["titles"].items() if name in report["figures"]}
+    lines = [f"| {corner} | {' | '.join(benches)} |", f"| --- |{' --: |' * len(benches)}"]
+    for name, title in titles.items():
+        if name != ours:
+            lines.append(f"| {title} | {' | '.join(_ratio(report, ours, name) for report in benches.values())} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(report: Report, ours: str, other: str) -> str:
+    found = report["ratios"].get(ours, {}).get(other, {}).get("output_tokens_per_s")
+    if not found:
+        return "–"
+    return f"**{number(found['median'], 3)}** ({number(found['min'], 3)}–{number(found['max'], 3)})"
+
+
+def circumstances(root: Path) -> str:
+    """What was run on what, how often, and how quiet the machine was."""
+    lines = []
+    for title, report in _benches(root):
+        where, work = report["provenance"], report["provenance"]["workload"]
+        rounds = max(len(figures["output_tokens_per_s"]["values"]) for figures in report["figures"].values())
+        others = [figures["others_share"]["max"] for figures in report["figures"].values()]
+        share = report["figures"][OURS].get("bound_share_of_run")
+        told = [value for value in others if value is not None]
+        equal = report["outputs_equal"]
+        same = ", ".join(f"{report['titles'][n]} {e['equal']} of {e['of']}" for n, e in equal.items() if n != OURS)
+        lines.append(
+            f"- **{title}**: {rounds} rounds, {where['hardware']['device']}, {where['threads']} threads; "
+            f"{work['num_requests']} requests, {work['num_prompt_tokens']:,} prompt and {work['num_output_tokens']:,} "
+            f"output tokens; other programs took at most {percent(max(told)) if told else 'an unknown share'} of the "
+            f"processors; the compiled path ran at {percent(share['median']) if share else '?'} of its bound; outputs "
+            f"equal to its own: {same}; {where['measured']['date'][:10]}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def figures(root: Path) -> str:
+    """What each engine did with the 110M shape in bfloat16, offline and online."""
+    lines = []
+    for name, what in (("110M-bfloat16", "all there at once"), ("110M-bfloat16-online", "two requests a second")):
+        report = read(root, name)
+        lines += [
+            f"| {what} | output tokens/s | TTFT p50 / p99, ms | ITL p50 / p99, ms |",
+            "| --- | --: | --: | --: |",
+        ]
+        for peer, found in report["figures"].items():
+            cells = [number(found["output_tokens_per_s"]["median"], 3)]
+            for metric in ("ttft", "itl"):
+                cells.append(" / ".join(number(found[f"{metric}_{p}_ms"]["median"], 3) for p in ("p50", "p99")))
+            lines.append(f"| {report['titles'][peer]} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def versions(root: Path) -> str:
+    """The versions of all engines in the tables."""
+    found: dict[str, str] = {}
+    for _, report in _benches(root):
+        for name, peer in report["provenance"]["peers"].items():
+            told = ", ".join(f"{package} {version}" for package, version in peer.get("versions", {}).items())
+            if told:
+                found[report["titles"][name]] = told
+    return "\n".join(f"- {title}: {told}" for title, told in found.items()) + "\n"
