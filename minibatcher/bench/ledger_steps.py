@@ -78,7 +78,7 @@ def plain_step(model: LlamaModel) -> Callable[[Step], Tensor]:
 def compiled_step(loaded: LoadedModel, *without: str) -> Callable[[Step], Tensor]:
     """The compiled path's, with some of compiled.library.SWITCHES turned off."""
     model = CompiledModel(loaded.model, loaded.dtype, without=without)
-    return lambda step: model.logits(step.token_ids, step.positions, step.batch, step.newest, step.pool)
+    return lambda step: model.step(step.token_ids, step.positions, step.batch, step.newest, step.pool)[0]
 
 
 def one_query_row(forward: Callable[[Step], Tensor]) -> Callable[[Step], Tensor]:

@@ -22,7 +22,7 @@ WHAT = {
     ATTENTION: "storing keys and values, and reading them",
     ELEMENTWISE: "embeddings, norms, rotation, activation, and the calls of layers; keys and values are stored here "
     "where the path is compiled",
-    LOGITS: "the product with the output's weights",
+    LOGITS: "the product with the output's weights; where the path is compiled, finding the best token too",
     SAMPLING: "the next token of each request",
     PACKING: "the step's arrays, built and handed over",
     SCHEDULER: "planning, checking the plan, and what it learns of the step",
@@ -79,16 +79,16 @@ def watch_runner(engine: Engine, watch: Stopwatch) -> None:
 
 def _watch_compiled(model: CompiledModel, watch: Stopwatch) -> None:
     """The library times its own parts; what is left of the call is Python's."""
-    logits = model.logits
+    step = model.step
     seconds = torch.zeros(len(COMPILED_PARTS), dtype=torch.float64)
 
     def timed(*args):
         seconds.zero_()
         with watch.within(REST):
-            out = logits(*args)
+            out = step(*args)
             for part, spent in zip(COMPILED_PARTS, seconds.tolist()):
                 watch.move(OF_COMPILED[part], spent)
         return out
 
     watch.replace(model, "seconds", seconds)
-    watch.replace(model, "logits", timed)
+    watch.replace(model, "step", timed)
