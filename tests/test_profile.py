@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from minibatcher import stepping  # noqa: E402
 from minibatcher.attention import sdpa  # noqa: E402
 from minibatcher.bench import ledger, parts, profile, profile_table, start_up, waiting  # noqa: E402
-from minibatcher.bench.ledger_steps import Case, Step, one_query_row, plain_step  # noqa: E402
+from minibatcher.bench.ledger_steps import Case, Step, compiled_step, one_query_row, plain_step  # noqa: E402
 from minibatcher.bench.models import write_model  # noqa: E402
 from minibatcher.bench.process import ProcessFailed  # noqa: E402
 from minibatcher.bench.stopwatch import Stopwatch  # noqa: E402
@@ -235,6 +235,18 @@ def test_a_ledger_step_is_one_that_an_engine_could_have_planned():
     assert sorted(chain(*used)) == list(range(5))
     own = [used[0][39 // 16] * 16 + 39 % 16, *(used[1][p // 16] * 16 + p % 16 for p in range(15, 20))]
     assert batch.slot_mapping.tolist() == own
+
+
+@needs_compiler
+def test_the_ways_of_the_ledger_compute_the_same(cache_folder):
+    model = random_model(ledger_config(), "small", CPU, torch.float32)
+    step = Step(model, Case([1, 5, 1], [40, 20, 7]))
+    with torch.inference_mode():
+        plain, compiled = (forward(step) for forward in (plain_step(model.model), compiled_step(model)))
+        without = compiled_step(model, "last layer for the newest tokens alone")(step)
+    assert plain.shape == compiled.shape == (3, 512)
+    assert torch.allclose(plain, compiled, atol=1e-4) and torch.allclose(plain, without, atol=1e-4)
+    assert plain.abs().max() > 0.05  # so that this says something
 
 
 def test_the_ledger_names_every_switch():
