@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cold_start, front, measured, speed
+from . import cold_start, front, measured, speed, speed_inside
 from .notebooks import BuildError, read_page
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
@@ -25,9 +25,13 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "picture": front.picture,
     "speed-circumstances": speed.circumstances,
     "speed-figures": speed.figures,
+    "speed-ledger": speed_inside.ledger,
     "speed-plain-ratios": speed.plain_ratios,
+    "speed-profile": speed_inside.profile,
     "speed-ratios": speed.ratios,
+    "speed-startup": speed_inside.start_up,
     "speed-versions": speed.versions,
+    "speed-waiting": speed_inside.waiting,
     "start": front.start,
     "status": front.status,
     **cold_start.BLOCKS,

@@ -14,6 +14,7 @@ FOLDER = "chapters/measured/speed"
 OURS = "minibatcher:compiled"
 SHAPES = ("15M", "110M", "360M")
 DTYPES = ("float32", "bfloat16")
+SLOW = "-slow"
 Report = dict[str, Any]
 
 
@@ -37,12 +38,15 @@ def read(root: Path, name: str) -> Report:
     return report
 
 
-def _benches(root: Path) -> Iterator[tuple[str, Report]]:
-    """(column title, report) of each shape and precision that has been measured offline."""
+def _benches(root: Path, more: str = "") -> Iterator[tuple[str, Report]]:
+    """(column title, report) of each shape and precision that has been measured offline.
+
+    more: end of the names of further reports, for engines that are too slow to go round with the others.
+    """
     for shape in SHAPES:
         for dtype in DTYPES:
-            if (root / FOLDER / f"{shape}-{dtype}.json").exists():
-                yield f"{shape} {dtype}", read(root, f"{shape}-{dtype}")
+            if (root / FOLDER / f"{shape}-{dtype}{more}.json").exists():
+                yield f"{shape} {dtype}", read(root, f"{shape}-{dtype}{more}")
 
 
 def ratios(root: Path) -> str:
@@ -56,19 +60,20 @@ def plain_ratios(root: Path) -> str:
 
 
 def _ratios(root: Path, ours: str, corner: str) -> str:
-    benches = dict(_benches(root))
+    benches, slow = dict(_benches(root)), dict(_benches(root, SLOW))
     titles: dict[str, str] = {}
-    for report in benches.values():
+    for report in (*benches.values(), *slow.values()):
         titles |= {name: title for name, title in report["titles"].items() if name in report["figures"]}
     lines = [f"| {corner} | {' | '.join(benches)} |", f"| --- |{' --: |' * len(benches)}"]
     for name, title in titles.items():
         if name != ours:
-            lines.append(f"| {title} | {' | '.join(_ratio(report, ours, name) for report in benches.values())} |")
+            cells = [_ratio(r if name in r["figures"] else slow.get(t), ours, name) for t, r in benches.items()]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _ratio(report: Report, ours: str, other: str) -> str:
-    found = report["ratios"].get(ours, {}).get(other, {}).get("output_tokens_per_s")
+def _ratio(report: Report | None, ours: str, other: str) -> str:
+    found = (report or {"ratios": {}})["ratios"].get(ours, {}).get(other, {}).get("output_tokens_per_s")
     if not found:
         return "–"
     return f"**{number(found['median'], 3)}** ({number(found['min'], 3)}–{number(found['max'], 3)})"
@@ -77,7 +82,7 @@ def _ratio(report: Report, ours: str, other: str) -> str:
 def circumstances(root: Path) -> str:
     """What was run on what, how often, and how quiet the machine was."""
     lines = []
-    for title, report in _benches(root):
+    for title, report in (*_benches(root), *_benches(root, SLOW)):
         where, work = report["provenance"], report["provenance"]["workload"]
         rounds = max(len(figures["output_tokens_per_s"]["values"]) for figures in report["figures"].values())
         others = [figures["others_share"]["max"] for figures in report["figures"].values()]
@@ -116,7 +121,7 @@ def figures(root: Path) -> str:
 def versions(root: Path) -> str:
     """The versions of all engines in the tables."""
     found: dict[str, str] = {}
-    for _, report in _benches(root):
+    for _, report in (*_benches(root), *_benches(root, SLOW)):
         for name, peer in report["provenance"]["peers"].items():
             told = ", ".join(f"{package} {version}" for package, version in peer.get("versions", {}).items())
             if told:
