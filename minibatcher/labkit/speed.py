@@ -80,24 +80,32 @@ def _ratio(report: Report | None, ours: str, other: str) -> str:
 
 
 def circumstances(root: Path) -> str:
-    """What was run on what, how often, and how quiet the machine was."""
-    lines = []
-    for title, report in (*_benches(root), *_benches(root, SLOW)):
-        where, work = report["provenance"], report["provenance"]["workload"]
+    """What was run on what, how often, how quiet the machine was, and how many answers were the same."""
+    reports = [*_benches(root), *_benches(root, SLOW)]
+    lines = [
+        "| measured | rounds | requests | other programs took at most | share of the bound | outputs equal to ours |",
+        "| --- | --: | --: | --: | --: | --- |",
+    ]
+    for title, report in reports:
         rounds = max(len(figures["output_tokens_per_s"]["values"]) for figures in report["figures"].values())
         others = [figures["others_share"]["max"] for figures in report["figures"].values()]
-        share = report["figures"][OURS].get("bound_share_of_run")
         told = [value for value in others if value is not None]
-        equal = report["outputs_equal"]
-        same = ", ".join(f"{report['titles'][n]} {e['equal']} of {e['of']}" for n, e in equal.items() if n != OURS)
-        lines.append(
-            f"- **{title}**: {rounds} rounds, {where['hardware']['device']}, {where['threads']} threads; "
-            f"{work['num_requests']} requests, {work['num_prompt_tokens']:,} prompt and {work['num_output_tokens']:,} "
-            f"output tokens; other programs took at most {percent(max(told)) if told else 'an unknown share'} of the "
-            f"processors; the compiled path ran at {percent(share['median']) if share else '?'} of its bound; outputs "
-            f"equal to its own: {same}; {where['measured']['date'][:10]}"
-        )
-    return "\n".join(lines) + "\n"
+        share = report["figures"][OURS].get("bound_share_of_run")
+        equal = [report["titles"][n] + f" {e['equal']}" for n, e in report["outputs_equal"].items() if n != OURS]
+        cells = [
+            f"{title}, {report['provenance']['measured']['date'][:10]}",
+            str(rounds),
+            str(report["provenance"]["workload"]["num_requests"]),
+            percent(max(told)) if told else "unknown",
+            percent(share["median"]) if share else "unknown",
+            ", ".join(equal),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    work, where = reports[0][1]["provenance"]["workload"], reports[0][1]["provenance"]
+    return "\n".join(lines) + (
+        f"\n\nOn {where['hardware']['device']}, {where['threads']} threads. The first row's workload has "
+        f"{work['num_prompt_tokens']:,} prompt and {work['num_output_tokens']:,} output tokens.\n"
+    )
 
 
 def figures(root: Path) -> str:
@@ -126,4 +134,5 @@ def versions(root: Path) -> str:
             told = ", ".join(f"{package} {version}" for package, version in peer.get("versions", {}).items())
             if told:
                 found[report["titles"][name]] = told
-    return "\n".join(f"- {title}: {told}" for title, told in found.items()) + "\n"
+    lines = ["| engine | versions |", "| --- | --- |", *(f"| {title} | {told} |" for title, told in found.items())]
+    return "\n".join(lines) + "\n"

@@ -54,9 +54,9 @@ def ledger(root: Path) -> str:
         cases = list(found["rows"][0]["cases"])
         lines += [
             f"**{where['model']['name']} in {where['dtype']}**, {where['threads']} threads, {where['pairs']} pairs, "
-            "medians:",
+            f"medians; PyTorch's threads wait {_waiting_policy(where)}:",
             "",
-            f"| with / without | invariant | {' | '.join(cases)} |",
+            f"| trick | invariant | {' | '.join(cases)} |",
             f"| --- | --- |{' --: |' * len(cases)}",
         ]
         for row in found["rows"]:
@@ -64,6 +64,10 @@ def ledger(root: Path) -> str:
             lines.append(f"| {row['name']} (on: {row['over']}) | {row['invariant']} | {gains} |")
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
+
+
+def _waiting_policy(where: dict[str, Any]) -> str:
+    return {"passive": "asleep", "active": "awake"}.get(where["hardware"]["omp_wait_policy"], "as the system has it")
 
 
 def _gain(case: dict[str, Any]) -> str:
