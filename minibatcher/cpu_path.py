@@ -52,7 +52,8 @@ def choose_cpu_path(name: str, loaded: LoadedModel) -> CpuPath:
             _compiled[model] = CompiledModel(model, loaded.dtype)
         return CpuPath("compiled", why, model, _compiled[model])
     if name == "compiled":
-        raise DeviceError(f"the compiled CPU path can't serve this model: {problem}; use the plain or prepacked path")
+        others = "plain" if why_not_prepacked(loaded) else "plain or prepacked"
+        raise DeviceError(f"the compiled CPU path can't serve this model: {problem}; use the {others} path")
     why = f"the compiled path can't serve here: {problem}"
     lack = why_not_prepacked(loaded)
     if lack is None:

@@ -247,6 +247,14 @@ def test_arrivals_are_those_asked_for(bench, tmp_path, args, last, rate):
     assert ("all there at once" in printed.out) == (last == 0)
 
 
+def test_lengths_that_were_cut_to_the_context_are_told(bench):
+    cut = "uniform:prompt_min=5000,prompt_max=5000,output_min=20,output_max=20"
+    code, printed, data = bench("--workload", cut, "--num-requests", 2, "--runs", 1, peers=[FAKE])
+    (note,) = data["provenance"]["workload"]["notes"]
+    assert code == 0 and "a context of 2,048" in note
+    assert f"Workload: {note[:1].upper()}{note[1:]}." in " ".join(printed.out.split())
+
+
 def test_a_workloads_own_rate_is_kept(bench):
     code, _, data = bench("--workload", "longtail:request_rate=3", "--runs", 1, peers=[FAKE])
     assert code == 0 and data["provenance"]["workload"]["last_arrival_s"] > 0.1

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -270,6 +271,23 @@ def test_engines_on_a_model_share_its_packed_weights():
 
 
 @needs_compiler
+def test_engines_on_a_model_may_step_in_threads():
+    """Steps use the model's one workspace: none may begin before another has ended."""
+    model = tiny()
+    compiled = CompiledModel(model.model, model.dtype)
+    steps = [Step(model, [1, size], [9, 60 + size]) for size in (90, 40, 7, 60)]
+    expected = [step.compiled(compiled)[0] for step in steps]
+
+    def repeat(step):
+        return [step.compiled(compiled)[0] for _ in range(40)]
+
+    with ThreadPoolExecutor(len(steps)) as pool:
+        for logits, got in zip(expected, pool.map(repeat, steps)):
+            for each in got:
+                torch.testing.assert_close(each, logits, rtol=2e-4, atol=2e-4)
+
+
+@needs_compiler
 def test_compiled_brings_its_own_attention():
     _, timeline = outputs(requests()[:1], cpu_path="compiled")
     assert timeline.header["attention"] == "compiled"
@@ -329,7 +347,7 @@ def compiler_that_fails(monkeypatch, tmp_path):
 
 
 def test_a_compiler_that_fails_is_quoted(compiler_that_fails):
-    with pytest.raises(DeviceError, match=r"could not compile it .*out of ideas"):
+    with pytest.raises(DeviceError, match=r"could not compile the C\+\+ library .*out of ideas"):
         libraries.library(torch.float32)
     assert list(libraries.cache_folder().iterdir()) == []
 
@@ -352,6 +370,56 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINIBATCHER_CACHE", str(tmp_path / "file"))
     libraries.library.cache_clear()
-    with pytest.raises(DeviceError, match=r"nowhere to keep its library .*MINIBATCHER_CACHE"):
+    with pytest.raises(DeviceError, match=r"nowhere to keep the C\+\+ library .*MINIBATCHER_CACHE"):
         libraries.library(torch.bfloat16)
     libraries.library.cache_clear()
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINIBATCHER_CACHE", str(tmp_path))
+    libraries.library.cache_clear()
+    libraries.library(torch.float32)
+    (made,) = tmp_path.iterdir()
+    folder = tmp_path / "other"  # by its old name the system would find the one that is loaded
+    folder.mkdir()
+    (folder / made.name).write_bytes(made.read_bytes()[:100])
+    monkeypatch.setenv("MINIBATCHER_CACHE", str(folder))
+    libraries.library.cache_clear()
+    libraries.library(torch.float32)
+    assert (folder / made.name).stat().st_size == made.stat().st_size
+    libraries.library.cache_clear()
+
+
+def test_a_compiler_that_makes_no_library_is_named(monkeypatch, tmp_path):
+    script = tmp_path / "idle-c++"
+    script.write_text("#!/bin/sh\nwhile [ $# -gt 1 ]; do shift; done\necho nothing > $1\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("MINIBATCHER_CACHE", str(tmp_path / "cache"))
+    libraries.library.cache_clear()
+    with pytest.raises(DeviceError, match=r"idle-c\+\+ made a library that can't be loaded"):
+        libraries.library(torch.float32)
+    libraries.library.cache_clear()
+
+
+def test_without_a_home_the_cache_folder_is_asked_for(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("MINIBATCHER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(libraries.Path, "home", none)
+    with pytest.raises(DeviceError, match="set MINIBATCHER_CACHE to a folder"):
+        libraries.cache_folder()
+
+
+def test_only_paths_that_can_serve_are_advised():
+    with pytest.raises(DeviceError, match=r"use the plain path$"):
+        choose_cpu_path("compiled", load_model("bard", dtype="float16"))
+
+
+def test_a_sentence_names_the_compiled_path_once(compiler_that_fails):
+    with pytest.raises(DeviceError) as caught:
+        choose_cpu_path("compiled", load_model("bard"))
+    assert str(caught.value).count("compiled CPU path") == 1

@@ -187,6 +187,24 @@ def test_watching_changes_no_output():
     assert {name: record.output_hash for name, record in engine.timeline.requests.items()} == plain
 
 
+def test_an_interrupt_ends_the_whole_profile(monkeypatch):
+    """The engine takes Ctrl-C as the end of one run, and a profile has many."""
+    engine = build_engine(model="bard", strategy="chunked", max_num_seqs=2, max_model_len=64)
+    step, begun = engine._step, []
+
+    def interrupted():
+        begun.append(None)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(engine, "_step", interrupted)
+    for way in (profile.run, profile.watched):
+        begun.clear()
+        with pytest.raises(KeyboardInterrupt):
+            way(engine, 2, 8, 20)
+
+
 def test_a_model_with_a_tokenizer_spends_time_on_text():
     data = profile.profile(threads=1, num_seqs=2, context=40, steps=50, runs=1)
     assert data["parts_ms"][parts.DETOKENISATION] > 0

@@ -154,10 +154,12 @@ def _laps(engine: Engine, watch: Stopwatch, todo: list[Request]) -> list[dict[st
         return done
 
     watch.replace(engine, "_step", lap)
-    taken = engine.run(todo).steps
+    timeline = engine.run(todo)
+    if timeline.header.get("interrupted"):  # to the engine that is the end of a run; here it is the end of all
+        raise KeyboardInterrupt
     decodes = [
         lap
-        for lap, record in zip(watch.laps, taken, strict=True)
+        for lap, record in zip(watch.laps, timeline.steps, strict=True)
         if len(record.rows) == len(todo) == record.num_computed_tokens and not record.finished
     ]
     return decodes[SKIPPED:]

@@ -114,6 +114,8 @@ def _notes(data: dict[str, Any]) -> list[str]:
         )
     if any(figures["others_share"] is None for figures in data["figures"].values()):
         notes.append("This system does not tell what other programs took of the processors.")
+    if data["provenance"]:
+        notes += [f"Workload: {_sentence(note)}" for note in data["provenance"]["workload"]["notes"]]
     notes += data["warnings"]
     notes += [f"Not run: {name}: {_sentence(why)}" for name, why in data["missing"].items()]
     return notes

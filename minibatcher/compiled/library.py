@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -45,9 +46,14 @@ def library(dtype: torch.dtype, target: str | None = None, without: tuple[str, .
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     command = [compiler, *FLAGS, target or native, *DTYPES[dtype], *(f"-D{SWITCHES[name]}=0" for name in without)]
     file = cache_folder() / f"forward-{_key(command)}.so"
-    if not file.exists():
-        _compile(command, file)
-    return _declared(ctypes.CDLL(str(file)))
+    if file.exists():
+        with suppress(OSError, AttributeError):  # a damaged file is replaced by a new one
+            return _declared(ctypes.CDLL(str(file)))
+    _compile(command, file)
+    try:
+        return _declared(ctypes.CDLL(str(file)))
+    except (OSError, AttributeError) as error:
+        raise DeviceError(f"{compiler} made a library that can't be loaded ({error})") from None
 
 
 def find_compiler() -> str | None:
@@ -57,9 +63,18 @@ def find_compiler() -> str | None:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: MINIBATCHER_CACHE, or minibatcher/ in the user's cache folder."""
-    own = os.environ.get("MINIBATCHER_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minibatcher"
+    """Where libraries are kept: MINIBATCHER_CACHE, or minibatcher/ in the user's cache folder.
+
+    Raises DeviceError for a user who has no such folder.
+    """
+    if own := os.environ.get("MINIBATCHER_CACHE"):
+        return Path(own)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minibatcher"
+    except RuntimeError:  # no HOME, and a user whom the system does not know, as in some containers
+        raise DeviceError(
+            "there is no home folder to keep the C++ library in; set MINIBATCHER_CACHE to a folder"
+        ) from None
 
 
 def _key(command: list[str]) -> str:
@@ -93,13 +108,14 @@ def _compile(command: list[str], file: Path) -> None:
                     made.replace(file)
                     return
     except subprocess.TimeoutExpired:
-        raise DeviceError(f"the compiled CPU path: {command[0]} took more than {MINUTES} minutes") from None
+        raise DeviceError(f"{command[0]} took more than {MINUTES} minutes for the C++ library") from None
     except OSError as error:
         raise DeviceError(
-            f"the compiled CPU path has nowhere to keep its library ({error}); set MINIBATCHER_CACHE to a folder"
+            f"there is nowhere to keep the C++ library ({error}); set MINIBATCHER_CACHE to a folder"
         ) from None
-    words = [line.strip() for line in done.stderr.splitlines() if "error" in line] or [f"exit code {done.returncode}"]
-    raise DeviceError(f"the compiled CPU path: {command[0]} could not compile it ({words[0][:300]})")
+    words = [line.strip() for line in done.stderr.splitlines() if "error" in line or "failed" in line]
+    words = words or [f"exit code {done.returncode}"]
+    raise DeviceError(f"{command[0]} could not compile the C++ library ({words[0][:300]})")
 
 
 def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from ctypes import c_float, c_int64, c_void_p
 from typing import cast
@@ -83,6 +84,7 @@ class CompiledModel:
         self._inverse_frequencies = model.inverse_frequencies
         self._cos = self._sin = torch.empty(0, 0)
         self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._one_step = threading.Lock()  # engines in several threads share the workspace
         self.seconds: Tensor | None = None  # float64 [len(PARTS)]: where there is one, each step adds its time to it
         layers = (_Layer * config.num_layers)(*[self._layer(cast(DecoderLayer, layer)) for layer in model.layers])
         embedding = model.embed_tokens.weight
@@ -119,25 +121,26 @@ class CompiledModel:
         token_ids, positions: int64 [T]. batch, pool: as attention.reference.ragged_attention. newest: int64 [N],
         ascending: the tokens whose logits are wanted.
         """
-        num_tokens, num_newest, threads = len(token_ids), len(newest), torch.get_num_threads()
-        self._make_room(num_tokens, threads, max(batch.context_lens_list))
-        logits, best = torch.empty(num_newest, self._stride), torch.empty(num_newest, dtype=torch.int64)
-        step = _Step(
-            num_tokens,
-            len(batch.query_lens),
-            num_newest,
-            batch.block_tables.shape[1],
-            pool[0][0].shape[1],
-            threads,
-            *[array.data_ptr() for array in (token_ids, positions, batch.slot_mapping, batch.cu_seqlens_q)],
-            *[array.data_ptr() for array in (batch.context_lens, batch.block_tables, newest, self._cos, self._sin)],
-            *self._pointers(pool),
-            logits.data_ptr(),
-            best.data_ptr(),
-            self._workspace.data_ptr(),
-            None if self.seconds is None else self.seconds.data_ptr(),
-        )
-        self._lib.forward(ctypes.addressof(self._model), ctypes.addressof(step))
+        with self._one_step:
+            num_tokens, num_newest, threads = len(token_ids), len(newest), torch.get_num_threads()
+            self._make_room(num_tokens, threads, max(batch.context_lens_list))
+            logits, best = torch.empty(num_newest, self._stride), torch.empty(num_newest, dtype=torch.int64)
+            step = _Step(
+                num_tokens,
+                len(batch.query_lens),
+                num_newest,
+                batch.block_tables.shape[1],
+                pool[0][0].shape[1],
+                threads,
+                *[array.data_ptr() for array in (token_ids, positions, batch.slot_mapping, batch.cu_seqlens_q)],
+                *[array.data_ptr() for array in (batch.context_lens, batch.block_tables, newest, self._cos, self._sin)],
+                *self._pointers(pool),
+                logits.data_ptr(),
+                best.data_ptr(),
+                self._workspace.data_ptr(),
+                None if self.seconds is None else self.seconds.data_ptr(),
+            )
+            self._lib.forward(ctypes.addressof(self._model), ctypes.addressof(step))
         return logits[:, : self.vocab_size], best
 
     def _make_room(self, num_tokens: int, threads: int, longest: int) -> None:
