@@ -1,7 +1,9 @@
 """The ways in which a CPU computes a step: the same answers by PyTorch, by prepacked weights and by compiled loops."""
 
+import gc
 import os
 import stat
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -285,6 +287,17 @@ def test_engines_on_a_model_may_step_in_threads():
         for logits, got in zip(expected, pool.map(repeat, steps)):
             for each in got:
                 torch.testing.assert_close(each, logits, rtol=2e-4, atol=2e-4)
+
+
+@needs_compiler
+def test_an_engine_that_is_dropped_takes_its_pool_with_it():
+    model = load_model("bard")
+    engine = build_engine(model, cpu_path="compiled", max_num_seqs=2, max_model_len=64)
+    engine.run([Request("r", engine.encode("To be"), SamplingParams(max_tokens=3))])
+    pool = weakref.ref(engine.runner.pool[0][0])
+    del engine
+    gc.collect()
+    assert pool() is None
 
 
 @needs_compiler

@@ -125,6 +125,7 @@ class CompiledModel:
             num_tokens, num_newest, threads = len(token_ids), len(newest), torch.get_num_threads()
             self._make_room(num_tokens, threads, max(batch.context_lens_list))
             logits, best = torch.empty(num_newest, self._stride), torch.empty(num_newest, dtype=torch.int64)
+            caches = [(c_void_p * len(pool))(*[layer[i].data_ptr() for layer in pool]) for i in (0, 1)]  # of k and v
             step = _Step(
                 num_tokens,
                 len(batch.query_lens),
@@ -134,7 +135,7 @@ class CompiledModel:
                 threads,
                 *[array.data_ptr() for array in (token_ids, positions, batch.slot_mapping, batch.cu_seqlens_q)],
                 *[array.data_ptr() for array in (batch.context_lens, batch.block_tables, newest, self._cos, self._sin)],
-                *self._pointers(pool),
+                *[ctypes.addressof(cache) for cache in caches],
                 logits.data_ptr(),
                 best.data_ptr(),
                 self._workspace.data_ptr(),
@@ -152,13 +153,6 @@ class CompiledModel:
             cos, sin = (table.squeeze(1) for table in rope_cos_sin(positions, self._inverse_frequencies))
             half = cos.shape[1] // 2
             self._cos, self._sin = cos[:, :half].contiguous(), sin[:, half:].contiguous()
-
-    def _pointers(self, pool: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
-        """Addresses of the tables of all layers' k_caches and v_caches, made once for a pool."""
-        if pool is not self.__dict__.get("_pool"):
-            self._pool = pool
-            self._tables = [(c_void_p * len(pool))(*[layer[i].data_ptr() for layer in pool]) for i in (0, 1)]
-        return [ctypes.addressof(table) for table in self._tables]
 
     def _layer(self, layer: DecoderLayer) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
