@@ -172,8 +172,10 @@ def test_threads_and_how_they_wait_come_from_the_job(name, job):
     variables = peer(name).environment(job)
     assert (variables["OMP_NUM_THREADS"], variables["OMP_WAIT_POLICY"]) == (
         "1",
-        "passive" if name == "minibatcher" else "active",
+        "active",
     )
+    compiled = replace(job, settings={"cpu_path": "compiled"})  # which has its own way to wait
+    assert peer("minibatcher").environment(compiled)["OMP_WAIT_POLICY"] == "passive"
     for policy in ("active", "passive"):
         other = replace(job, settings={"omp_wait_policy": policy})
         assert peer(name).environment(other)["OMP_WAIT_POLICY"] == policy
@@ -188,7 +190,7 @@ def test_missing_says_what_is_missing(monkeypatch, tmp_path):
     assert "gguf" in llama_cpp.missing({"server": sys.executable})
     assert "vLLM is not installed" in vllm.missing({})
     assert "transformers is not installed" in peer("transformers_generate").missing({})
-    assert peer("minibatcher").missing({}) is None
+    assert "PyTorch is not installed" in peer("minibatcher").missing({})
     monkeypatch.setattr(nano_vllm, "_has_gpu", lambda: False)
     assert "needs a CUDA GPU" in nano_vllm.missing({})
     monkeypatch.setattr(nano_vllm, "_has_gpu", lambda: True)

@@ -3,6 +3,8 @@
 import gc
 import os
 import stat
+import subprocess
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -363,6 +365,17 @@ def test_a_compiler_that_fails_is_quoted(compiler_that_fails):
     with pytest.raises(DeviceError, match=r"could not compile the C\+\+ library .*out of ideas"):
         libraries.library(torch.float32)
     assert list(libraries.cache_folder().iterdir()) == []
+
+
+@needs_compiler
+def test_a_library_leaves_the_floats_of_the_process_alone():
+    """A library built with -ffast-math would make every subnormal number of this process 0 as soon as it is loaded."""
+    code = (
+        "import torch; from minibatcher.compiled.library import library; "
+        "[library(dtype) for dtype in (torch.float32, torch.bfloat16)]; print(5e-324 * float('1') > 0, 2.0 ** -1074)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == "True 5e-324\n"
 
 
 @needs_compiler

@@ -106,8 +106,10 @@ static inline four sums(vec a, vec b, vec c, vec d) {
     return SHUFFLE(pq, rs, 0, 1, 4, 5) + SHUFFLE(pq, rs, 2, 3, 6, 7);
 }
 
-// e^x to about 2 units in the last place: 2^n by its exponent bits, the rest by a polynomial (Cephes' expf).
+// e^x to about 2 units in the last place: 2^n by its exponent bits, the rest by a polynomial (Cephes' expf). What would
+// be tiny is 0, so that no product with it is subnormal, and slow.
 static inline vec exponential(vec x) {
+    const vec given = x;
     x = x < -87.0f ? all(-87.0f) : x;
     x = x > 88.0f ? all(88.0f) : x;
     vec turns = x * 1.44269504f;
@@ -121,5 +123,5 @@ static inline vec exponential(vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    return p * (vec)((n + 127) << 23);
+    return given < -80.0f ? vec{} : p * (vec)((n + 127) << 23);
 }

@@ -67,7 +67,7 @@ def serve(job: Job) -> Served:
         if job.warm_up:
             replay(job.warm_up, port)
         outputs = replay(job.requests, port)
-    version = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=60)
+    version = subprocess.run([server, "--version"], capture_output=True, encoding="utf-8", timeout=60)
     facts = {
         "versions": versions("gguf") | {"llama.cpp": (version.stderr or version.stdout).strip().splitlines()[0]},
         "settings": settings | {"arguments": arguments(job, settings, Path(file.name))},
