@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ def _has_gpu() -> bool:
 
 
 def serve(job: Job) -> Served:
-    from nanovllm import SamplingParams
-    from nanovllm.engine.llm_engine import LLMEngine
+    # By name: it is no dependency of ours.
+    SamplingParams = import_module("nanovllm").SamplingParams
+    LLMEngine = import_module("nanovllm.engine.llm_engine").LLMEngine
 
     _check(job)
     settings = SETTINGS | job.settings

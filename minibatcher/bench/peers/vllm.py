@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from ctypes.util import find_library
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,12 @@ def _allocator() -> str | None:
 
 def serve(job: Job) -> Served:
     import torch
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.llm_engine import LLMEngine
+
+    # By name: it is no dependency of ours.
+    SamplingParams = import_module("vllm").SamplingParams
+    EngineArgs = import_module("vllm.engine.arg_utils").EngineArgs
+    RequestOutputKind = import_module("vllm.sampling_params").RequestOutputKind
+    LLMEngine = import_module("vllm.v1.engine.llm_engine").LLMEngine
 
     settings = SETTINGS | job.settings
     loading = time.perf_counter()
