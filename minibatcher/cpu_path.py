@@ -45,21 +45,23 @@ def choose_cpu_path(name: str, loaded: LoadedModel) -> CpuPath:
     model, why = loaded.model, "asked for by name"
     if name == "plain":
         return CpuPath("plain", why, model)
-    if (problem := why_not_compiled(loaded)) is None and name in ("compiled", "auto"):
-        if name == "auto":
-            why = "compiled loops are the fastest of these on a CPU"
-        if model not in _compiled:
-            _compiled[model] = CompiledModel(model, loaded.dtype)
-        return CpuPath("compiled", why, model, _compiled[model])
-    if name == "compiled":
-        others = "plain" if why_not_prepacked(loaded) else "plain or prepacked"
-        raise DeviceError(f"the compiled CPU path can't serve this model: {problem}; use the {others} path")
-    why = f"the compiled path can't serve here: {problem}"
+    if name != "prepacked":  # which need not know: to find out may mean to compile
+        problem = why_not_compiled(loaded)
+        if problem is None:
+            if name == "auto":
+                why = "compiled loops are the fastest of these on a CPU"
+            if model not in _compiled:
+                _compiled[model] = CompiledModel(model, loaded.dtype)
+            return CpuPath("compiled", why, model, _compiled[model])
+        if name == "compiled":
+            others = "plain" if why_not_prepacked(loaded) else "plain or prepacked"
+            raise DeviceError(f"the compiled CPU path can't serve this model: {problem}; use the {others} path")
+        why = f"the compiled path can't serve here: {problem}"
     lack = why_not_prepacked(loaded)
     if lack is None:
         if model not in _prepacked:
             _prepacked[model] = prepacked.prepack(model)
-        return CpuPath("prepacked", why if name == "auto" else "asked for by name", _prepacked[model])
+        return CpuPath("prepacked", why, _prepacked[model])
     if name == "prepacked":
         raise DeviceError(f"weights can't be prepacked: {lack}; use the plain path")
     return CpuPath("plain", f"{why}; and weights can't be prepacked: {lack}", model)

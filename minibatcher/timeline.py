@@ -86,6 +86,11 @@ class StepRecord:
         return self.num_computed_tokens - self.num_useful_tokens
 
 
+def output_hash(token_ids: list[int]) -> str:
+    """Sixteen hex digits that stand for the output token ids: equal answers have equal hashes."""
+    return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()[:16]
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One request's story. Times are seconds on the engine's clock; `token_times` has one entry per output token."""
@@ -109,8 +114,7 @@ class RequestRecord:
 
     @property
     def output_hash(self) -> str:
-        """Sixteen hex digits that stand for the output token ids: equal answers have equal hashes."""
-        return hashlib.sha256(" ".join(map(str, self.output_token_ids)).encode()).hexdigest()[:16]
+        return output_hash(self.output_token_ids)
 
 
 class DeviceSample(NamedTuple):

@@ -349,6 +349,12 @@ def test_without_a_compiler_auto_takes_prepacked_weights(monkeypatch, tmp_path):
         choose_cpu_path("compiled", model)
 
 
+def test_prepacked_weights_ask_for_no_compiler(monkeypatch):
+    monkeypatch.setattr("minibatcher.cpu_path.library", lambda *_: pytest.fail("compiled for nothing"))
+    chosen = choose_cpu_path("prepacked", load_model("bard"))
+    assert (chosen.name, chosen.why) == ("prepacked", "asked for by name")
+
+
 @pytest.fixture
 def compiler_that_fails(monkeypatch, tmp_path):
     script = tmp_path / "broken-c++"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from itertools import pairwise
 from typing import Any
 
 from ..metrics import ratio, spread
+from ..timeline import output_hash
 from .job import Job, Served
 
 MOST_NAMED = 3  # requests in a sentence about what is wrong
@@ -65,10 +65,6 @@ def output_hashes(served: Served) -> dict[str, str] | None:
     if served.facts.get("ids") is False:
         return None
     return {name: output_hash(ids) for name, (ids, _) in served.requests.items()}
-
-
-def output_hash(ids: list[int]) -> str:
-    return hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
 def _some(names: list[str]) -> str:
