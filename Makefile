@@ -84,7 +84,7 @@ $(FOR_LAB): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(0 if sys.version_info >= (3, 10) else "minibatcher needs Python 3.10 or later and this is " + v + ". Name another one: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(CPU),$(PIP_INSTALL) $(CPU_TORCH) torch)
-	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu]"
+	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu,serve]"
 	@touch $@
 
 $(QUIET): $(FOR_LAB)
@@ -92,7 +92,7 @@ $(QUIET): $(FOR_LAB)
 	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}' > $@
 
 $(FOR_ALL): $(FOR_LAB)
-	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu,test,book,dev]"
+	$(PIP_INSTALL) -e ".[lab,hub,gguf,gpu,serve,test,book,dev]"
 	@touch $@
 
 # It borrows PyTorch and more from the main environment, so it is made anew with it.

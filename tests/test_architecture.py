@@ -37,6 +37,8 @@ LAYERS = [
         "viz",
         "labkit",
         "kernels",
+        "serve",
+        "replay",
     },
     {"bench"},
     {"cli", "__main__"},
