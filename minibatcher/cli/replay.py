@@ -100,13 +100,17 @@ def run(args: argparse.Namespace) -> int:
     from ..replay.saved import KEPT, beside
 
     try:
-        from ..replay.keys import tenant_keys
         from ..replay.run import replay
     except ImportError as error:
         if error.name and error.name.startswith("minibatcher"):
             raise
         raise MissingDependency(f"replay needs {error.name}: pip install 'minibatcher[serve]'") from None
     others = beside((), args.beside)
+    keys = None
+    if args.api_keys is not None:
+        from ..replay.keys import tenant_keys
+
+        keys = tenant_keys(Path(args.api_keys))
 
     def read(server, vocabulary):
         workload = read_workload(
@@ -124,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
         args.base_url,
         model=args.model,
         api_key=args.api_key or os.environ.get("OPENAI_API_KEY"),
-        tenant_keys=tenant_keys(Path(args.api_keys)) if args.api_keys else None,
+        tenant_keys=keys,
         tokenizer=args.tokenizer,
         params=SamplingParams(max_tokens=args.max_tokens),
         seed=args.seed,

@@ -33,8 +33,8 @@ def _late(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[str]:
     if not late or (p99 := float(np.percentile(late, 99))) <= LATE_MS:
         return []
     return [
-        f"requests were written to their connections late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms, most "
-        f"{max(late):.1f} ms after their time; opening a connection is in it), and TTFT holds that delay: the client "
+        f"requests were written to their connections late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms, "
+        f"most {max(late):.1f} ms after their time; opening a connection is in it), and TTFT holds that delay: the client "
         "or the way to the server could not keep up"
     ]
 
@@ -66,8 +66,8 @@ def _lengths(asks: Sequence[Ask], answers: Sequence[Answer], timeline: Timeline)
     notes = []
     if other:
         notes.append(
-            f"{other:,} of {len(ended):,} answers did not have the length that was asked for: this server does not go on "
-            "after the end of sequence, or counts otherwise, so the work is not the same"
+            f"{other:,} of {len(ended):,} answers did not have the length that was asked for: this server does not go "
+            "on after the end of sequence, or counts otherwise, so the work is not the same"
         )
     grown = sum(ask.num_prompt_tokens is not None and r.num_prompt_tokens != ask.num_prompt_tokens for ask, r in ended)
     if grown:
@@ -81,8 +81,8 @@ def _cached(asks: Sequence[Ask], timeline: Timeline) -> list[str]:
     if not cached or shares:
         return []
     return [
-        f"{cached:,} prompt tokens were found in the server's prefix cache, though no two of these prompts begin alike: "
-        "an earlier replay left them there. Use another --seed, or start the server anew"
+        f"{cached:,} prompt tokens were found in the server's prefix cache, though no two of these prompts begin "
+        "alike: an earlier replay left them there. Use another --seed, or start the server anew"
     ]
 
 

@@ -102,7 +102,7 @@ async def _warm_up(
     text: bool,
     headers: dict[str, str],
 ) -> Server:
-    """The server as it is then known: one that minds our extensions gets none. Raises NoServer if it answers nothing."""
+    """The server as it is then known: one that minds our extensions gets none. Raises NoServer."""
     for extensions in (server.extensions, {}):
         server = replace(server, extensions=extensions)
         answers, interrupted = await serve_all(

@@ -85,7 +85,7 @@ async def _describe(
     entry = next((one for one in entries if model in (None, one["id"])), None)
     if entry is None:
         raise NoServer(f"{url} does not serve {model!r}; it serves {', '.join(names)}")
-    meta = entry.get("meta") if isinstance(entry.get("meta"), dict) else {}
+    meta: dict[str, Any] = entry.get("meta") or {}
     owner = str(entry.get("owned_by") or "")
     kind = owner.lower() if owner.lower() in EXTENSIONS else ""
     special = entry.get("special_token_ids")

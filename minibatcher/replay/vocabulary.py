@@ -14,7 +14,7 @@ from .server import Server
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """size: None where nobody tells. special: ids that no prompt may hold. tokenizer: None unless its files are here."""
+    """size: None where nobody tells. special: ids that no prompt may hold. tokenizer: None without its files."""
 
     size: int | None
     special: tuple[int, ...] = ()
