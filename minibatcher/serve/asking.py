@@ -22,7 +22,7 @@ SHORT_TEXT = 4_096  # characters: tokenized on the spot, which takes less time t
 
 @dataclass(frozen=True)
 class Call:
-    """Who asks which engine, under which id; created: seconds since 1970. prompt_field: where the body has its prompt."""
+    """Who asks which engine, under which id. created: seconds since 1970. prompt_field: of the body."""
 
     host: EngineHost
     settings: ServeSettings
@@ -69,10 +69,14 @@ def check_choices(call: Call, num_prompts: int, n: int) -> None:
     most = call.settings.max_choices
     if num_prompts * n > most:
         param = "n" if n > 1 else call.prompt_field
-        raise ApiError(400, f"{num_prompts:,} prompts × n = {n:,} are more than {most} choices; ask for less", param=param)
+        raise ApiError(
+            400, f"{num_prompts:,} prompts × n = {n:,} are more than {most} choices; ask for less", param=param
+        )
 
 
-def sampling_params(body: SamplingBody, max_tokens: int, logprobs: int | None, settings: ServeSettings) -> SamplingParams:
+def sampling_params(
+    body: SamplingBody, max_tokens: int, logprobs: int | None, settings: ServeSettings
+) -> SamplingParams:
     """temperature and top_p are 1 unless given, as OpenAI has it. Raises ApiError or InvalidParameter."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stop) > settings.max_stop:
@@ -108,7 +112,7 @@ def priority_of(call: Call, body: SamplingBody) -> int:
     if body.priority < floor:
         raise ApiError(
             400,
-            f"priority {body.priority} is more urgent than this API key may ask for, {floor}; the lower, the more urgent",
+            f"priority {body.priority} is more urgent than this API key may ask for: {floor} or more",
             param="priority",
         )
     return body.priority
@@ -119,7 +123,10 @@ async def submit(call: Call, body: SamplingBody, prompts: Sequence[list[int]], p
     n, priority = body.n or 1, priority_of(call, body)
     check_choices(call, len(prompts), n)
     # Choices with one seed would be one choice; each prompt's begin with the seed, whatever stands beside it.
-    choices = [params if params.seed is None else replace(params, seed=(params.seed + i) % (LARGEST_SEED + 1)) for i in range(n)]
+    choices = [
+        params if params.seed is None else replace(params, seed=(params.seed + i) % (LARGEST_SEED + 1))
+        for i in range(n)
+    ]
     host, requests = call.host, list[Request]()
     try:
         for prompt in prompts:

@@ -8,7 +8,7 @@ from typing import Any
 from ..model.tokenizer import Tokenizer
 from ..request import TokenLogprob
 
-LOWEST = -9999.0  # stands for minus infinity, which JSON has no word for
+LOWEST = -9999.0  # stands for minus infinity, and for what is no number: JSON has no words for them
 
 
 def completion_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
@@ -55,4 +55,4 @@ def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LOWEST)
+    return logprob if logprob > LOWEST else LOWEST

@@ -27,9 +27,9 @@ def _as_prompts(value: Any) -> list[str | list[int]]:
     """A prompt in any of its four forms, as a list; by hand, since a list of a million must fail at its first fault."""
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
-    if isinstance(value, list) and value:
-        if all(isinstance(item, str) for item in value) or all(_is_token_ids(item) for item in value):
-            return value
+    items = value if isinstance(value, list) else []
+    if items and (all(isinstance(item, str) for item in items) or all(_is_token_ids(item) for item in items)):
+        return items
     raise PydanticCustomError(
         "prompt", "must be a text, a list of texts, a list of token ids, or a list of lists of token ids; none empty"
     )
@@ -151,9 +151,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def check_supported(body: SamplingBody) -> None:
     """Raise ApiError, naming the field, for one that asks for what this server does not do."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     extra = body.model_extra or {}
     for name, value in extra.items():
-        if value is None or name not in NEUTRAL and name != "best_of":
+        if value is None or (name not in NEUTRAL and name != "best_of"):
             continue
         neutral = NEUTRAL.get(name, (body.n or 1,))
         if not any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in neutral):

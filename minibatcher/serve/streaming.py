@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from .failures import explain
 from .host import Stream
 
+LOG = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
@@ -52,6 +55,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with watched(receive, self.stream):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for piece in self.events:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            try:
+                async for piece in self.events:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except OSError:  # the client has left
+                return
+            except Exception as error:  # too late for a status
+                LOG.exception("a stream has failed")
+                await send({"type": "http.response.body", "body": event(explain(error).body), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
