@@ -3,7 +3,7 @@
     with running_server("--max-num-seqs", "4") as url:
         ...
 
-A server fails the test if it is slow to start, writes more than its one line, leaves a traceback or does not exit with 0.
+A test fails if its server is slow to start, prints more than one line, leaves a traceback or does not exit with 0.
 """
 
 from __future__ import annotations
