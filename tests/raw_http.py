@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any, NamedTuple
 
@@ -45,10 +45,8 @@ def read_answer(sock: socket.socket, method: str = "POST") -> Answer | None:
 def exchange(address: tuple[str, int], data: bytes, method: str = "POST") -> Answer | None:
     """What the server answers to these bytes on a connection of their own; None if it just hangs up."""
     with connection(address) as sock:
-        try:
+        with suppress(ConnectionError):  # it did not want to hear it all; its answer may be there
             sock.sendall(data)
-        except ConnectionError:
-            pass  # it did not want to hear it all; its answer may be there
         return read_answer(sock, method)
 
 

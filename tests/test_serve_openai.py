@@ -288,7 +288,7 @@ WRONG = {
     "n": {"n": 0},
     "logprobs": {"logprobs": 50},
     "stop": {"stop": [str(i) for i in range(40)]},
-    "prompt": {"prompt": ""},
+    "prompt": {"prompt": []},
     "logit_bias": {"logit_bias": {"50": 10}},
     "presence_penalty": {"presence_penalty": 1.0},
     "echo": {"echo": True},
