@@ -139,7 +139,7 @@ key = "please"
 key = "more-more-more"
 """
 FLOOD_TOKENS = 16
-# Steps until one of the running flood has ended, and some for the polite one's prompt and for who came in the same step.
+# Steps until one of the flood has ended, and some for the polite prompt and for who came in the same step.
 FAIR_STEPS = FLOOD_TOKENS + 4
 NUM_FLOODERS = 64
 
