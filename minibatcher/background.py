@@ -35,7 +35,7 @@ class BackgroundRun:
     def __init__(
         self,
         engine: Engine,
-        requests: Iterable[Request],
+        requests: Iterable[Request] = (),
         observe: Callable[[Timeline], None] | None = None,
         every_s: float = 0.1,
         *,

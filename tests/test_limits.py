@@ -276,6 +276,16 @@ def test_a_tenants_queue_says_how_fast_it_has_moved_and_a_reset_empties_it():
         engine.submit(request(f"a{i}", tenant="a"))
 
 
+def test_a_door_that_an_interrupt_has_torn_can_be_cleared():
+    door = Door(tenants(max_waiting_requests=2))
+    door.enter(request("r0"), [], 0.0)
+    door.queue.add(request("r1"), [], 0.0)  # the interrupt has come before it was added to its tenant's queue
+    door.clear(0.0)
+    assert not door.queue.charged and not door.queue.tokens and not door.queues
+    for i in range(2):
+        door.enter(request(f"s{i}"), [], 0.0)
+
+
 @pytest.mark.parametrize("name, engine_class", ENGINES)
 def test_a_run_goes_on_without_those_refused(name, engine_class):
     limits = Limits(max_waiting_requests=3)
