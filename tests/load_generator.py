@@ -78,7 +78,8 @@ def main() -> int:
     # A text of so many tokens may have a few more when it is cut into tokens again.
     workload = load_workload("azure-conv", num_requests=args.num_requests, request_rate=args.request_rate)
     workload = workload.fit_to_context(args.max_model_len - args.max_model_len // 16)
-    options = ["--model", str(args.model), "--max-model-len", str(args.max_model_len), *args.serve]
+    options = ["--model", str(args.model), "--served-model-name", args.model.name]
+    options += ["--max-model-len", str(args.max_model_len), *args.serve]
     rounds: list[dict[str, Figures]] = []
     measured = circumstances()
     for _ in range(args.rounds):
