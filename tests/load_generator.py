@@ -34,6 +34,7 @@ from minibatcher.workload import Workload, load_workload
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 0.05  # of difference
 SHORTEST = 8  # tokens of a prompt
+TRIES = 6
 COUNTERS = {
     "num_requests": "vllm:request_success_total",
     "num_prompt_tokens": "vllm:prompt_tokens_total",
@@ -130,17 +131,35 @@ def main() -> int:
 def one_round(
     generator: Generator, python: str, model: Path, workload: Workload, options: list[str], folder: Path
 ) -> dict[str, Figures]:
-    """The generator's run, seen from both sides, and a replay of the same lengths and times, each on a fresh server."""
+    """The generator's run, seen from both sides, and a replay of the same lengths and times, each on a fresh server.
+
+    A run of which the generator leaves out a request is done again: guidellm at times ends before its last has.
+    Raises RuntimeError if that does not help.
+    """
     trace, result, timeline, own = (folder / name for name in ("trace.jsonl", "result.json", "timeline.json", "own"))
     trace.write_text("".join(json.dumps(row) + "\n" for row in trace_rows(workload)), encoding="utf-8")
-    with running_server(*options, "--timeline", str(timeline)) as url:
-        run(generator.command(python, url, model, trace, result))
-        counted = metrics_figures(Metrics(url))
-    seen = generator.read(json.loads(result.read_text(encoding="utf-8")))
+    for _ in range(TRIES):
+        with running_server(*options, "--timeline", str(timeline)) as url:
+            run(generator.command(python, url, model, trace, result))
+            counted = metrics_figures(Metrics(url))
+        seen = generator.read(json.loads(result.read_text(encoding="utf-8")))
+        if seen["num_requests"] == len(workload):
+            break
+    else:
+        raise RuntimeError(f"of {len(workload)} requests the generator has told of {seen['num_requests']:.0f}, again")
     workload.to_jsonl(folder / "workload.jsonl")
     with running_server(*options) as url:
-        run([sys.executable, "-m", "minibatcher", "replay", str(folder / "workload.jsonl"), "--base-url", url,
-             "--name", "replay", "--timeline", str(own), "--quiet"])  # fmt: skip
+        words = [
+            "replay",
+            str(folder / "workload.jsonl"),
+            "--base-url",
+            url,
+            "--name",
+            "replay",
+            "--timeline",
+            str(own),
+        ]
+        run([sys.executable, "-m", "minibatcher", *words, "--quiet"])
     return {
         "generator": seen,
         "server": own_figures(Timeline.load(timeline), len(workload)),
@@ -153,6 +172,7 @@ def run(command: list[str]) -> None:
     """Raises RuntimeError with the end of what the command wrote, if it fails."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     environment |= {"PYTHONHASHSEED": "0"}  # vLLM's prompts depend on it
+    environment |= {"GUIDELLM__MAX_WORKER_PROCESSES": "1"}  # its ten would take the processors from the server
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} … ended with {done.returncode}: {done.stdout[-2000:]}")
