@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
@@ -79,23 +80,54 @@ class Tokenizer:
         return "" if token_id is None else self.backend.id_to_token(token_id) or ""
 
     @cached_property
+    def _decoders(self) -> list[str]:
+        """What its decoder does, one after the other."""
+        decoder = json.loads(self.backend.to_str()).get("decoder") or {}
+        return [step.get("type") for step in decoder.get("decoders", [decoder])]
+
+    @cached_property
     def is_byte_level(self) -> bool:
         """The tokens of GPT-2's kind (Llama 3, Qwen, SmolLM …): each stands for bytes, and decoding joins these."""
-        return (json.loads(self.backend.to_str()).get("decoder") or {}).get("type") == "ByteLevel"
+        return self._decoders == ["ByteLevel"]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, b"" if special or unknown. Only for byte-level tokenizers."""
+        """The bytes that a token adds to a text, b"" if it is special or unknown.
+
+        Known for byte-level tokenizers and for the byte tokens of others (Llama 2); else those of its text.
+        """
         token = None if token_id in self.special_ids else self.backend.id_to_token(token_id)
         if token is None:
             return b""
-        try:
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-        except KeyError:  # an added token, kept as plain text
-            return token.encode()
+        if self.is_byte_level:
+            try:
+                return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            except KeyError:  # an added token, kept as plain text
+                return token.encode()
+        if "ByteFallback" in self._decoders and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return self._within_a_text(token_id).encode()
+
+    def token_text(self, token_id: int) -> str:
+        """How one token is shown alone: U+FFFD for bytes that are no character, a special token by its name."""
+        if token_id in self.special_ids:
+            return self.backend.id_to_token(token_id) or ""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _within_a_text(self, token_id: int) -> str:
+        """What it adds after another: some decoders leave out the space before the first token."""
+        before, known = self._letter
+        text = self.decode([*before, token_id])
+        return text[len(known) :] if text.startswith(known) else self.decode([token_id])
+
+    @cached_property
+    def _letter(self) -> tuple[list[int], str]:
+        """A token to stand before others, and its text."""
+        token_ids = self.encode("a")[-1:]
+        return token_ids, self.decode(token_ids)
 
 
 class IncrementalDetokenizer:
@@ -220,6 +252,7 @@ def _byte_characters() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_characters()
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name the tokens of single bytes
 
 
 def _chat_template(folder: Path) -> str | None:
