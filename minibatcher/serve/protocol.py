@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from ..request import MOST_LOGPROBS, PRIORITIES
 from .failures import ApiError
 
-LARGEST_SEED = 2**63 - 1
+LARGEST_SEED = 2**63  # a bound that survives as a double, which the schema makes of it
 MOST_TOKENS = 2**31 - 1
 LONGEST_STOP = 1_000  # characters of a stop string: the end of a growing text is held against it at each token
 # A body of some megabytes can hold a million of anything, and a list of a million faults takes a minute to write.
