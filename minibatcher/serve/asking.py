@@ -136,4 +136,6 @@ async def submit(call: Call, body: SamplingBody, prompts: Sequence[list[int]], p
         known = explain(error, call.prompt_field)
         if known.status == 500 and known is not error:
             raise  # a bug: the log must have it
+        if call.settings.metrics is not None:
+            call.settings.metrics.refused(host.name, known.code or "other", len(prompts) * n)
         raise known from None
