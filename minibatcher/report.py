@@ -48,11 +48,11 @@ def comparison(
     strategy); strategies: name → metrics.summarize, `header` (its own entries), `num_refused_beside_free_slots` and
     `requests` (id, prompt_tokens, output_tokens, finish_reason, output_hash); answers_identical (None if there is
     nothing to compare); compared_by_text, not_compared (runs that tell no token ids); differences; other_requests (runs
-    whose requests are not those of the first, and why; their answers are not compared); same_work (groups of runs that did
-    the same, see report_notes.same_work); definitions. objectives, class_objectives: latency limits as metrics.goodput
-    takes them, for all and by class, which add `goodput` to each strategy; price_per_hour adds what metrics.cost
-    returns; utilisation, by strategy, is added as it is; setting: a sentence on what was chosen for these runs, shown
-    above the table. beside: runs that come from elsewhere, so that their requests may be others.
+    whose requests are not those of the first, and why; their answers are not compared); same_work (groups of runs that
+    did the same, see report_notes.same_work); definitions. objectives, class_objectives: latency limits as
+    metrics.goodput takes them, for all and by class, which add `goodput` to each strategy; price_per_hour adds what
+    metrics.cost returns; utilisation, by strategy, is added as it is; setting: a sentence on what was chosen for these
+    runs, shown above the table. beside: runs that come from elsewhere, so that their requests may be others.
     Answers of simulated runs are placeholders and are not compared. Raises InvalidParameter for no runs, and for
     measured beside simulated ones.
     """
