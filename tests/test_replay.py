@@ -14,18 +14,18 @@ import pytest
 pytest.importorskip("aiohttp")
 pytest.importorskip("torch")
 
-from aiohttp import web  # noqa: E402
-from fake_openai import MODEL, event, fake_server, token, usage, well_behaved  # noqa: E402
+from aiohttp import web
+from fake_openai import MODEL, event, fake_server, token, usage, well_behaved
 
-from minibatcher.cli import main  # noqa: E402
-from minibatcher.errors import WorkloadError  # noqa: E402
-from minibatcher.prompts import synthetic_prompt  # noqa: E402
-from minibatcher.replay.answer import Answer, shared_out  # noqa: E402
-from minibatcher.replay.events import Events  # noqa: E402
-from minibatcher.replay.run import replay  # noqa: E402
-from minibatcher.replay.server import NoServer  # noqa: E402
-from minibatcher.timeline import Timeline, output_hash  # noqa: E402
-from minibatcher.workload import Workload, WorkloadRequest  # noqa: E402
+from minibatcher.cli import main
+from minibatcher.errors import WorkloadError
+from minibatcher.prompts import synthetic_prompt
+from minibatcher.replay.answer import Answer, shared_out
+from minibatcher.replay.events import Events
+from minibatcher.replay.run import replay
+from minibatcher.replay.server import NoServer
+from minibatcher.timeline import Timeline, output_hash
+from minibatcher.workload import Workload, WorkloadRequest
 
 UNKNOWN = {"id": "fake", "object": "model", "owned_by": "somebody", "vocab_size": 100}
 ROWS = [(5, 3), (9, 6), (2, 1), (7, 5)]  # prompt and output tokens; no output is as long as a warm-up's
