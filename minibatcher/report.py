@@ -267,7 +267,7 @@ def other_requests(timelines: Mapping[str, Timeline], beside: Collection[str]) -
 
 
 def _other_request(first: Timeline, other: Timeline) -> str | None:
-    for key in ("workload", "seed"):
+    for key in ("seed", "workload"):
         here, there = other.header.get(key), first.header.get(key)
         if here != there and None not in (here, there):
             if isinstance(here, dict) and isinstance(there, dict):
