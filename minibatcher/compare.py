@@ -124,7 +124,7 @@ class _Stand:
         runner = model_runner(engine)
         runner.allocate()
         if not runner.attention.interpreted:  # whose times mean nothing anyway
-            _warm_up(engine, self.model)
+            warm_up(engine, self.model)
         return engine
 
     def serve(self, engine: Engine, requests: list[Request], progress: bool = False) -> Timeline:
@@ -152,7 +152,7 @@ def _special_ids(model: LoadedModel) -> tuple[int, ...]:
     return tuple(sorted(i for i in ids if i is not None))
 
 
-def _warm_up(engine: Engine, model: LoadedModel) -> None:
+def warm_up(engine: Engine, model: LoadedModel) -> None:
     """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run.
 
     On a GPU, where a kernel is compiled when a step first needs it: steps from a full batch down to a single row, and

@@ -148,11 +148,13 @@ async def test_a_head_that_trickles_in_gets_408_however_steadily_it_does():
     async with running(Bounds(head_timeout_s=SOON)) as it:
         reader, writer = await it.ask(b"")
         got = asyncio.create_task(error_of(reader))
-        for byte in b"GET / HTTP/1.1\r\nX: " + b"x" * 1000:
+        for byte in b"GET / HTTP/1.1\r\nX: " + b"x" * 100:
             writer.write(bytes([byte]))
             await asyncio.sleep(SOON / 10)
             if got.done():
                 break
+        else:
+            pytest.fail("more bytes gave it more time")
         status, message = await got
         assert status == 408 and "0.15 s" in message
         assert not it.app.num_running
