@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from minibatcher.errors import InvalidParameter, ModelError
-from minibatcher.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from minibatcher.model.detokenizer import IncrementalDetokenizer
+from minibatcher.model.tokenizer import Tokenizer
 
 
 def byte_level() -> Tokenizer:
