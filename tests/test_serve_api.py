@@ -189,6 +189,9 @@ def test_a_template_that_raises_is_the_clients_fault(host, monkeypatch):
     monkeypatch.setattr(host.tokenizer, "chat_template", "{{ messages[0]['content'] / 2 }}")
     reply = talk(host, lambda client: client.chat())
     assert (reply.status, reply.error["param"]) == (400, "messages")
+    monkeypatch.setattr(host.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    reply = talk(host, lambda client: client.chat())
+    assert reply.status == 400 and reply.error["message"].endswith("these messages: roles must alternate")
     monkeypatch.setattr(host.tokenizer, "chat_template", None)
     reply = talk(host, lambda client: client.chat())
     assert reply.status == 400 and "/v1/completions" in reply.error["message"]
