@@ -39,6 +39,7 @@ class BoundedProtocol(H11Protocol):
         self.bounds = bounds
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._num_unsent = 0  # bytes, when it was set
         self._parted = False  # what still comes is thrown away
 
     @property
@@ -47,6 +48,7 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # writing pauses whenever the client is behind
         if len(self.connections) > self.bounds.max_connections + SPARE:
             transport.abort()
             return
@@ -111,12 +113,22 @@ class BoundedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._send_timer is None:
-            self._send_timer = self.loop.call_later(self.bounds.send_timeout_s, self.transport.abort)
+        self._watch_sending()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_send_timer()
+
+    def _watch_sending(self) -> None:
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.bounds.send_timeout_s, self._check_sending)
+
+    def _check_sending(self) -> None:
+        """Drop a client that has read nothing since; closing would wait for it for ever."""
+        if self.transport.get_write_buffer_size() < self._num_unsent:
+            self._watch_sending()
+        else:
+            self.transport.abort()
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:
