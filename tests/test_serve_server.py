@@ -17,7 +17,8 @@ from fakes import fake_engine
 from minibatcher.errors import InvalidParameter
 from minibatcher.serve import connections, server
 from minibatcher.serve.connections import Bounds
-from minibatcher.serve.server import Server, configure, is_loopback, listen_on, url_of
+from minibatcher.serve.listening import is_loopback, listen_on, url_of
+from minibatcher.serve.server import Server, configure
 
 posix = pytest.mark.skipif(os.name != "posix", reason="elsewhere a process can't send itself a signal")
 FOREVER = 60.0  # longer than any test waits
@@ -83,7 +84,9 @@ class Running:
         self.port = self.listener.getsockname()[1]
         self.listener.listen()
         self.ready = asyncio.Event()
-        self.server = Server(configure(self.app, bounds), [self.host], shutdown_timeout_s, self.ready.set)
+        self.said = []
+        config = configure(self.app, bounds)
+        self.server = Server(config, [self.host], shutdown_timeout_s, self.ready.set, self.said.append)
 
     async def ask(self, text=b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -318,6 +321,9 @@ def test_after_a_signal_what_is_under_way_is_finished_and_nobody_new_comes(numbe
             os.kill(os.getpid(), number)
             assert await idle[0].read() == b"", "an idle connection is closed at once"
             assert it.host.draining and it.host.running and not it.task.done()
+            assert len(it.said) == 1 and it.said[0].startswith(
+                "stopping; requests under way: 1, which may take 60 s more"
+            )
             with pytest.raises(ConnectionRefusedError):
                 await it.ask()
             it.app.let_go.set()

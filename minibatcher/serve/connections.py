@@ -43,7 +43,8 @@ class BoundedProtocol(H11Protocol):
         self._parted = False  # what still comes is thrown away
 
     @property
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
+        """A request has come, and its answer is not out yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -59,10 +60,10 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parted:
             return
-        if not self._is_answering:
+        if not self.is_answering:
             self._await_head()
         super().data_received(data)
-        if self._is_answering and self._head_timer is not None:
+        if self.is_answering and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
@@ -84,7 +85,7 @@ class BoundedProtocol(H11Protocol):
         """Answer what is no HTTP, or too long: h11 says which."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
-        if self._is_answering:
+        if self.is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered already, or is just being
