@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_http import Reader, check_alive, check_error, connection, exchange, head, post, read_answer
-from serving import check_nothing_in_use, needed, started_server
+from serving import Metrics, check_nothing_in_use, needed, started_server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASE = {
@@ -56,11 +56,13 @@ def test_it_keeps_to_its_own_schema(server, tmp_path):
     command += ["--exclude-checks", "positive_data_acceptance"]
     # The same examples in each run.
     command += ["--generation-deterministic", "--max-examples", str(SCHEMA_EXAMPLES), "--request-timeout", "60"]
+    before = sum(Metrics(server.url).ends.values())
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=600)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     generated = int(re.search(r"(\d+) generated", done.stdout)[1])
     assert generated > 4 * SCHEMA_EXAMPLES  # of two POSTs, the examples, right and wrong ones
+    assert sum(Metrics(server.url).ends.values()) > before + SCHEMA_EXAMPLES / 2  # some of them are served
 
 
 def test_the_schema_says_what_there_is(server, address):

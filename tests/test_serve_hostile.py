@@ -68,6 +68,10 @@ SLOW = {
     "headers without end": (head("POST", COMPLETIONS)[:-2], b"X-A: b\r\n"),
     "a body": (head("POST", COMPLETIONS, JSON_LINE, "Content-Length: 100000"), b" "),
     "a body in chunks": (head("POST", COMPLETIONS, JSON_LINE, "Transfer-Encoding: chunked"), b"1\r\n \r\n"),
+    "what may follow a body in chunks": (
+        head("POST", COMPLETIONS, JSON_LINE, "Transfer-Encoding: chunked") + b"0\r\n",
+        b"X-A: b\r\n",
+    ),
     "a body of a chat": (head("POST", CHAT, JSON_LINE, "Content-Length: 100000"), b" "),
 }
 
