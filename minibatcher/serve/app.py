@@ -47,7 +47,11 @@ WHY = {
 def create_app(hosts: Mapping[str, EngineHost], settings: ServeSettings) -> FastAPI:
     """An application that serves `hosts` by name; start them before it answers, and stop them after."""
     app = FastAPI(
-        title="minibatcher", description="OpenAI's interface to minibatcher's engine.", docs_url=None, redoc_url=None
+        title="minibatcher",
+        description="OpenAI's interface to minibatcher's engine.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # clients of an API don't follow a POST elsewhere
     )
     app.state.hosts, app.state.settings = dict(hosts), settings
     api = APIRouter(
@@ -189,9 +193,26 @@ class Outermost:
             await send(message)
 
         try:
+            _check_http(scope)
             await self.app(scope, receive, named)
+        except ApiError as error:
+            await error.response()(scope, receive, named)
         except Exception as error:
             LOG.exception("a request has failed")
             if begun:
                 raise  # the server ends the connection
             await explain(error).response()(scope, receive, named)
+
+
+def _check_http(scope: Scope) -> None:
+    """Raise ApiError for what h11 lets through.
+
+    Of a body with a length and an encoding a proxy may believe the one and we the other: to each, another request
+    would come after it.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise ApiError(400, "a body has Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
+    if scope["http_version"] not in ("1.0", "1.1"):
+        version = scope["http_version"]
+        raise ApiError(505, f"this server speaks HTTP/1.1, not HTTP/{version}", headers={"Connection": "close"})
