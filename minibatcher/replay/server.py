@@ -133,8 +133,8 @@ def reason(error: BaseException) -> str:
     """What went wrong on the way to a server, in few words."""
     if isinstance(error, asyncio.TimeoutError):
         return "no answer in time"
-    cause = getattr(error, "os_error", error)
-    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:  # asyncio's own words hide the reason
+    cause = getattr(error, "os_error", error)  # asyncio's own words hide the reason
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)
     words = getattr(cause, "strerror", None) or str(cause) or type(error).__name__
     return " ".join(str(words).split())[:300]
