@@ -1,0 +1,133 @@
+"""The computed part of the page on production: one workload on several engines, as `minibatcher replay --json` saves it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..report_rows import number
+from .notebooks import BuildError
+
+FOLDER = "chapters/measured/production"
+Report = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A column of a saved comparison. header: what holds for it; setting: a sentence on how its server was started."""
+
+    metrics: Report
+    header: Report
+    measured: Report
+    setting: str
+
+    @property
+    def hashes(self) -> dict[str, str | None]:
+        return {request["id"]: request["output_hash"] for request in self.metrics["requests"]}
+
+
+def keep(report: Report) -> Report:
+    """What of a report goes into the book: all but addresses and what each token took."""
+    kept = {key: value for key, value in report.items() if key not in ("definitions", "differences", "same_work")}
+    kept["header"] = _public(kept["header"])
+    kept["strategies"] = {
+        name: run
+        | {
+            "header": _public(run["header"]),
+            "requests": [{key: request.get(key) for key in ("id", "output_hash")} for request in run["requests"]],
+        }
+        for name, run in kept["strategies"].items()
+    }
+    return kept
+
+
+def read(root: Path) -> dict[str, list[Run]]:
+    """What a column is called → its runs, in the order of the files' names.
+
+    Raises BuildError where there are none, and for runs that were simulated, cut short, or of other requests.
+    """
+    found: dict[str, list[Run]] = {}
+    work: Report | None = None
+    for path in sorted((root / FOLDER).glob("*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        if report["clock"] != "measured":
+            raise BuildError(f"{path.name} in {FOLDER} holds no measured run; replay again")
+        for name, metrics in report["strategies"].items():
+            header = report["header"] | metrics["header"]
+            if header.get("interrupted"):
+                raise BuildError(f"{path.name} in {FOLDER} holds a run that was cut short; replay again")
+            its = {key: header.get(key) for key in ("workload", "seed")}
+            work = work or its
+            if its != work:
+                raise BuildError(f"{path.name} in {FOLDER} holds other requests than the files before it; replay again")
+            found.setdefault(name, []).append(Run(metrics, header, report.get("measured", {}), report["setting"]))
+    if not found:
+        raise BuildError(f"{FOLDER} holds no run; replay a workload, and keep its --json there")
+    return found
+
+
+def measured(root: Path) -> str:
+    """A row an engine, medians of its runs; what ran where; and how each server was started."""
+    engines = read(root)
+    first = next(iter(engines))
+    lines = [
+        "| engine | output tokens/s (lowest, highest) | TTFT p50 / p99, ms | ITL p50 / p99, ms | E2EL p50 / p99, ms "
+        f"| served | answers as of {first} |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for name, runs in engines.items():
+        speeds = [run.metrics["output_tokens_per_s"] for run in runs]
+        cells = [name, f"{number(median(speeds), 3)} ({number(min(speeds), 3)}, {number(max(speeds), 3)})"]
+        for metric in ("ttft_ms", "itl_ms", "e2el_ms"):
+            cells.append(" / ".join(number(_middle(runs, metric, p), 3) for p in ("p50", "p99")))
+        ended = [run.metrics["num_finished"] for run in runs]
+        served = sum(one.get("stop", 0) + one.get("length", 0) for one in ended)
+        cells.append(f"{served:,} of {sum(run.metrics['num_requests'] for run in runs):,}")
+        cells.append(_same(engines[first][0], runs[0]))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _circumstances(engines), *_settings(engines)]) + "\n"
+
+
+def _middle(runs: list[Run], metric: str, percentile: str) -> float | None:
+    """The median over the runs; None where no answer had so many tokens."""
+    values = [spread[percentile] for run in runs if (spread := run.metrics[metric])]
+    return median(values) if values else None
+
+
+def _same(first: Run, other: Run) -> str:
+    """How many answers two runs have in common, by the hash of their tokens."""
+    pairs = [(mine, other.hashes.get(name)) for name, mine in first.hashes.items()]
+    told = [pair for pair in pairs if None not in pair]
+    return f"{sum(mine == its for mine, its in told):,} of {len(pairs):,}" if told else "–"
+
+
+def _circumstances(engines: dict[str, list[Run]]) -> str:
+    runs = [run for of_engine in engines.values() for run in of_engine]
+    header, workload = runs[0].header, runs[0].header["workload"]
+    rounds = dict.fromkeys(len(of_engine) for of_engine in engines.values())
+    processors = {run.measured.get("num_cpus") for run in runs} - {None}
+    facts = [
+        f"runs of each: {' to '.join(map(str, sorted(rounds)))}, medians",
+        f"{runs[0].metrics['num_requests']} requests of the workload {workload['name']}, seed {header['seed']}",
+        *(f"{count} processors" for count in processors),
+        ", ".join(dict.fromkeys(version for run in runs if (version := _version(run.header)))),
+        " and ".join(sorted({run.measured["date"][:10] for run in runs if "date" in run.measured})),
+    ]
+    return f"**Measured** by the client: {'; '.join(filter(None, facts))}."
+
+
+def _settings(engines: dict[str, list[Run]]) -> list[str]:
+    told = dict.fromkeys(run.setting for runs in engines.values() for run in runs if run.setting)
+    return ["", *(f"- {setting}" for setting in told)] if told else []
+
+
+def _version(header: Report) -> str:
+    server = header.get("server") or {}
+    return f"{server['owned_by']} {server['version']}" if {"owned_by", "version"} <= server.keys() else ""
+
+
+def _public(header: Report) -> Report:
+    return {key: value for key, value in header.items() if key != "base_url"}
