@@ -1,4 +1,4 @@
-"""The computed part of the page on production: one workload on several engines, as `minibatcher replay --json` saves it."""
+"""The computed part of the page on production: one workload on several engines, from what `replay --json` saved."""
 
 from __future__ import annotations
 
