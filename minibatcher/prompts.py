@@ -77,13 +77,26 @@ def to_requests(
                 prefix_hashes=row.prefix_hashes,
                 tokens_per_hash=row.tokens_per_hash,
             )
-        own, room = params, None if max_model_len is None else max_model_len - len(token_ids)
-        if row.output_tokens is not None:
-            own = forced(params, row.output_tokens, declared_max_tokens, room)
-        elif room is not None:
-            own = _cut(params, room)
-        requests.append(to_request(row, token_ids, own))
+        room = None if max_model_len is None else max_model_len - len(token_ids)
+        requests.append(to_request(row, token_ids, params_of(row, params, declared_max_tokens, room)))
     return requests
+
+
+def params_of(
+    row: WorkloadRequest, params: SamplingParams, declared_max_tokens: int | None = None, room: int | None = None
+) -> SamplingParams:
+    """Of a row that names its output length: `forced`; of any other `params`, with max_tokens cut to `room` tokens."""
+    if row.output_tokens is not None:
+        return forced(params, row.output_tokens, declared_max_tokens, room)
+    return params if room is None else _cut(params, room)
+
+
+def special_token_ids(config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that a synthetic prompt must not hold: of a model.config.ModelConfig and a Tokenizer, if there is one."""
+    ids = {*config.eos_token_ids, config.bos_token_id, config.pad_token_id}
+    if tokenizer is not None:
+        ids |= tokenizer.special_ids
+    return tuple(sorted(i for i in ids if i is not None))
 
 
 def to_request(row: WorkloadRequest, token_ids: Sequence[int], params: SamplingParams) -> Request:
