@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
@@ -17,7 +18,7 @@ from .request import Request
 from .timeline import Timeline
 
 THREAD_NAME = "minibatcher engine"
-LONGEST_SLEEP_S = 0.05  # so that an idle engine still answers
+LONGEST_SLEEP_S = 0.05  # of an idle engine that somebody observes
 
 
 class BackgroundRun:
@@ -25,7 +26,7 @@ class BackgroundRun:
 
     Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
     between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
-    seconds, and once more at the end. What fails under way costs its own requests and is warned of (keep_going).
+    seconds, and once more at the end. keep_open: serve until `stop`, also while there is nothing to do. What fails under way costs its own requests and is warned of (keep_going).
     Raises what Engine.run would raise for a request that can't be served, and InvalidParameter for an engine that is at
     work.
     """
@@ -36,13 +37,16 @@ class BackgroundRun:
         requests: Iterable[Request],
         observe: Callable[[Timeline], None] | None = None,
         every_s: float = 0.1,
+        *,
+        keep_open: bool = False,
     ) -> None:
-        self.engine, self.observe, self.every_s = engine, observe, every_s
+        self.engine, self.observe, self.every_s, self.keep_open = engine, observe, every_s, keep_open
         self._requests = sorted(requests, key=lambda r: r.arrival_time)
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
         self._gate = threading.Lock()  # held while `_serving` is read or changed
         self._serving = False
         self._stop = threading.Event()
+        self._woken = threading.Event()  # somebody has handed something in, or wants it to stop
         self._thread: threading.Thread | None = None
         self.error: BaseException | None = None  # what ended the run, if anything did before its time
         self._prepare()
@@ -80,8 +84,7 @@ class BackgroundRun:
         with self._gate:
             if not self._serving:
                 return function()
-            job: Future = Future()
-            self._jobs.put((function, job))
+            job = self._hand_in(function)
         return job.result()
 
     def abort(self, request_id: str) -> bool:
@@ -93,9 +96,15 @@ class BackgroundRun:
         if not self._is_mine():
             with self._gate:
                 if self._serving:
-                    self._jobs.put((function, Future()))
+                    self._hand_in(function)
                     return
         function()
+
+    def _hand_in(self, function: Callable[[], Any]) -> Future:
+        job: Future = Future()
+        self._jobs.put((function, job))
+        self._woken.set()
+        return job
 
     def _is_mine(self) -> bool:
         """A callback or a function asks, in the serving thread: it stands between two steps already."""
@@ -109,6 +118,7 @@ class BackgroundRun:
     def request_stop(self) -> None:
         """The same without waiting."""
         self._stop.set()
+        self._woken.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until the run has ended, or for `timeout_s` seconds; says whether it has."""
@@ -133,20 +143,24 @@ class BackgroundRun:
 
     def _loop(self) -> None:
         engine, arrivals, told = self.engine, deque(self._requests), 0.0
-        while (arrivals or engine.has_work()) and not self._stop.is_set():
+        while (self.keep_open or arrivals or engine.has_work()) and not self._stop.is_set():
             while arrivals and arrivals[0].arrival_time <= engine.clock.now():
                 engine.receive(arrivals.popleft())
             engine.step()
-            if not self._do_jobs() and engine.idle:  # else somebody's function may have brought work
+            self._woken.clear()  # whatever comes from here on is found below, or ends the sleep
+            if not self._do_jobs() and engine.idle and not self._stop.is_set():
                 self._idle(arrivals[0].arrival_time if arrivals else None)
             if self.observe and perf_counter() - told >= self.every_s:
                 self.observe(engine.timeline)
                 told = perf_counter()
 
     def _idle(self, next_arrival: float | None) -> None:
-        """Nothing could run: sleep until something may, but not so long that nobody gets an answer."""
-        clock = self.engine.clock
-        clock.sleep_until(min(self.engine.next_moment(next_arrival), clock.now() + LONGEST_SLEEP_S))
+        """Nothing could run: sleep until something may, or somebody wants something."""
+        clock, longest = self.engine.clock, math.inf if self.observe is None else LONGEST_SLEEP_S
+        if self.keep_open and next_arrival is None and not self.engine.has_work():  # no moment is better than another
+            self._woken.wait(None if longest == math.inf else longest)
+        else:
+            clock.sleep_until(min(self.engine.next_moment(next_arrival), clock.now() + longest), self._woken)
 
     def _finish(self) -> None:
         """Nobody is left behind, not even whom the last functions have submitted."""
@@ -162,15 +176,15 @@ class BackgroundRun:
             self.engine.abort_all()
 
     def _do_jobs(self) -> bool:
-        """Run what has been handed in; False if there was nothing."""
-        found = False
-        while not self._jobs.empty():
-            found, (function, job) = True, self._jobs.get()
+        """Run what has been handed in by now; False if there was nothing. What comes meanwhile waits for a step."""
+        num_jobs = self._jobs.qsize()
+        for _ in range(num_jobs):
+            function, job = self._jobs.get()
             try:
                 job.set_result(function())
             except BaseException as error:
                 job.set_exception(error)
-        return found
+        return num_jobs > 0
 
     def _tell(self) -> None:
         """The last observation; what it raises must not hide what ended the run."""

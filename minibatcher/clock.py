@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Event
 
 
 class WallClock:
@@ -22,8 +23,13 @@ class WallClock:
     def advance(self, seconds: float | None) -> None:
         """Wall time advances by itself."""
 
-    def sleep_until(self, moment: float) -> None:
-        time.sleep(max(0.0, moment - self.now()))
+    def sleep_until(self, moment: float, woken: Event | None = None) -> None:
+        """Until `moment`, or until `woken` is set."""
+        seconds = max(0.0, moment - self.now())
+        if woken is None:
+            time.sleep(seconds)
+        else:
+            woken.wait(seconds)
 
 
 class VirtualClock:
@@ -43,5 +49,6 @@ class VirtualClock:
     def advance(self, seconds: float | None) -> None:
         self._now += seconds or 0.0
 
-    def sleep_until(self, moment: float) -> None:
+    def sleep_until(self, moment: float, woken: Event | None = None) -> None:
+        """At once."""
         self._now = max(self._now, moment)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .engine import Engine
 from .errors import InvalidParameter
-from .request import FinishReason, Request, SamplingParams
+from .request import FinishReason, Request, SamplingParams, TokenLogprob
 
 Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished request: its text without special tokens, its token ids with them. error: why it failed, if so."""
+    """One finished request: its text without special tokens, its token ids with them. error: why it failed, if so.
+
+    logprobs: of its token ids, where its SamplingParams ask for them.
+    """
 
     request_id: str
     text: str
@@ -23,6 +26,7 @@ class Completion:
     num_prompt_tokens: int
     finish_reason: FinishReason | None  # None where an interrupt came first
     error: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class LLM:
@@ -60,7 +64,15 @@ class LLM:
         ]
         self.engine.run(requests, progress=progress)
         return [
-            Completion(r.request_id, r.output_text, r.output_token_ids, r.num_prompt_tokens, r.finish_reason, r.error)
+            Completion(
+                r.request_id,
+                r.output_text,
+                r.output_token_ids,
+                r.num_prompt_tokens,
+                r.finish_reason,
+                r.error,
+                r.logprobs,
+            )
             for r in requests
         ]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from .errors import InvalidParameter
 from .numeric import is_number
 
 LARGEST = 2**31 - 1
+MOST_LOGPROBS = 20  # as OpenAI's chat endpoint allows
 PRIORITIES = range(-(10**9), 10**9 + 1)
 PRIORITY_CLASSES = ("paid", "interactive", "batch", "background")  # names of the priorities 0 to 3; 0 is served first
 
@@ -30,6 +32,19 @@ class Status(str, Enum):
     FINISHED = "finished"
 
 
+class TokenLogprob(NamedTuple):
+    """How probable an output token was: natural logarithms, of the model's own distribution.
+
+    That is log-softmax of the raw logits, before temperature, top_k, top_p and the bans of min_tokens. top: the most
+    probable tokens and their logarithms, the best first, the lowest ids first of equal ones; as many as were asked for,
+    or the whole vocabulary. The output token need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to choose tokens and when to stop.
@@ -42,6 +57,8 @@ class SamplingParams:
     ignore_eos: go on after the end-of-sequence token, so that the output length is exactly max_tokens.
     stop_after: end after so many tokens as if the model had stopped there. Benchmarks force output lengths with it, of
     which a scheduler knows no more than it would of a real request: max_tokens.
+    logprobs: keep how probable each output token was, and this many of the most probable ones (0 to 20); None keeps
+    nothing. It changes no answer.
     Raises InvalidParameter.
     """
 
@@ -55,6 +72,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     stop_after: int | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -68,6 +86,9 @@ class SamplingParams:
             raise InvalidParameter(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
         if self.stop_after is not None and (type(self.stop_after) is not int or not 1 <= self.stop_after <= LARGEST):
             raise InvalidParameter(f"stop_after must be a whole number of at least 1, not {self.stop_after!r}")
+        k = self.logprobs
+        if k is not None and (type(k) is not int or not 0 <= k <= MOST_LOGPROBS):
+            raise InvalidParameter(f"logprobs must be a whole number from 0 to {MOST_LOGPROBS}, or None, not {k!r}")
         if not is_number(self.temperature) or self.temperature < 0:
             raise InvalidParameter(f"temperature must be 0 (greedy) or a positive number, not {self.temperature!r}")
         if not is_number(self.top_p) or not 0 < self.top_p <= 1:
@@ -105,6 +126,7 @@ class Request:
     may_stop: bool = field(init=False)  # some token could end it before max_tokens
     output_token_ids: list[int] = field(default_factory=list)
     output_text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of the output tokens, where params ask for them
     num_computed_tokens: int = 0
     status: Status = Status.WAITING
     slot: int | None = None
@@ -164,12 +186,21 @@ class Request:
         tail = self.output_token_ids[max(start - n, 0) : stop - n] if stop > n else ()
         return [*head, *tail]
 
-    def append(self, token_id: int, now: float, eos_token_ids: frozenset[int] = frozenset(), detokenizer=None) -> str:
+    def append(
+        self,
+        token_id: int,
+        now: float,
+        eos_token_ids: frozenset[int] = frozenset(),
+        detokenizer=None,
+        logprob: TokenLogprob | None = None,
+    ) -> str:
         """Take a generated token, finish if it ends the request, and return the text that is now safe to show.
 
         `detokenizer` (an IncrementalDetokenizer, or None where nobody reads the text) finds stop strings.
         """
         self.output_token_ids.append(token_id)
+        if logprob is not None:
+            self.logprobs.append(logprob)
         self.token_times.append(now)
         self.num_tokens += 1
         by_token = self.may_stop and self._ends_with(token_id, eos_token_ids)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from .clock import WallClock
@@ -14,7 +15,7 @@ from .errors import InvalidParameter, OutOfMemory, PlanError, RequestRefused
 from .intake import check_limits
 from .limits import Door, Limits
 from .recorder import TimelineRecorder
-from .request import FinishReason, Request
+from .request import FinishReason, Request, TokenLogprob
 from .runners.base import Runner, StepResult
 from .scheduling.base import Scheduler, check_plan
 from .scheduling.plan import StepPlan
@@ -28,24 +29,26 @@ MOST_OOM_STEPS = 3  # so many in a row, and the step's requests are given up
 class Output(NamedTuple):
     """What one step brought one request: its new token and the text that is now safe to show.
 
-    token_id is None where a request ends without a token: aborted, or failed.
+    token_id is None where a request ends without a token: aborted, or failed. logprob is None unless its params ask.
     """
 
     request_id: str
     token_id: int | None
     text: str
     finish_reason: FinishReason | None
+    logprob: TokenLogprob | None = None
 
 
 OnOutput = Callable[[Output], None]
 
 
 class Done(NamedTuple):
-    """What a step did: sampled tokens, new texts, requests that ended in it, well or badly."""
+    """What a step did: sampled tokens, new texts, requests that ended in it, well or badly; logprobs of who asked."""
 
     sampled: dict[Request, int]
     texts: dict[Request, str]
     ended: list[Request]
+    logprobs: Mapping[Request, TokenLogprob] = MappingProxyType({})
 
 
 class Trouble(NamedTuple):
@@ -150,10 +153,10 @@ class Stepper:
         done = self._step()
         if done is None:
             return []
-        ended = set(done.ended)
+        ended, texts, logprobs = set(done.ended), done.texts, done.logprobs
         return [
-            Output(r.request_id, token_id, done.texts.get(r, ""), r.finish_reason if r in ended else None)
-            for r, token_id in done.sampled.items()
+            Output(r.request_id, token, texts.get(r, ""), r.finish_reason if r in ended else None, logprobs.get(r))
+            for r, token in done.sampled.items()
         ]
 
     def _step(self) -> Done | None:
@@ -196,10 +199,10 @@ class Stepper:
         """A step has run: its tokens go to their requests, and those that end with them leave."""
         now = self.clock.now()
         self._num_oom_steps = 0
-        ended, texts = self._append(result.token_ids, now)
+        ended, texts = self._append(result, now)
         unheard = [request for request in ended if request not in self._callbacks]
         for request, token_id in result.token_ids.items() if self._callbacks else ():
-            self._note(request, token_id, texts.get(request, ""))
+            self._note(request, token_id, texts.get(request, ""), result.logprobs.get(request))
         self.scheduler.computed(plan, result.token_ids)
         self._record(self.recorder.stepped, result, ended, now)
         self._leave(ended)
@@ -208,7 +211,7 @@ class Stepper:
                 self._door.leave(request, now)
         for request in unheard:  # the others when their clients have heard of it
             self._close(request)
-        return Done(result.token_ids, texts, ended)
+        return Done(result.token_ids, texts, ended, result.logprobs)
 
     def _begin(self, plan: StepPlan, start: float) -> bool:
         """Check and record a plan that is about to run; False if it has nothing to run."""
@@ -229,13 +232,15 @@ class Stepper:
             if request.first_scheduled_time is None:  # else it comes back from a preemption
                 request.first_scheduled_time = start
 
-    def _append(self, sampled: dict[Request, int], now: float) -> tuple[list[Request], dict[Request, str]]:
+    def _append(self, result: StepResult, now: float) -> tuple[list[Request], dict[Request, str]]:
         """Give each request its new token; returns those that ended with it, and the new text of each."""
-        eos, detokenizers = self.eos_token_ids, self._detokenizers
+        eos, detokenizers, logprobs = self.eos_token_ids, self._detokenizers, result.logprobs
         ended, texts = [], {}
-        for request, token_id in sampled.items():
+        for request, token_id in result.token_ids.items():
+            detokenizer = detokenizers.get(request) if detokenizers else None
+            logprob = logprobs.get(request) if logprobs else None
             try:
-                text = request.append(token_id, now, eos, detokenizers.get(request) if detokenizers else None)
+                text = request.append(token_id, now, eos, detokenizer, logprob)
             except Exception as error:
                 text = ""
                 self._spoil(request, self._tell("its text failed", error), now)
@@ -273,7 +278,8 @@ class Stepper:
         """End every request that is left and start from a clean slate, whatever state an interrupt has left."""
         now, left = self.clock.now(), list(self.requests.values())
         for request in left:
-            del request.output_token_ids[len(request.token_times) :]  # a token may have been half appended
+            for half_appended in (request.output_token_ids, request.logprobs):  # a token's time comes last
+                del half_appended[len(request.token_times) :]
             request.num_tokens = request.num_prompt_tokens + len(request.output_token_ids)
             request.slot = None
             if not request.finished:
@@ -319,12 +325,13 @@ class Stepper:
         self._detokenizers.pop(request, None)
         self._callbacks.pop(request, None)
 
-    def _note(self, request: Request, token_id: int | None, text: str) -> None:
+    def _note(self, request: Request, token_id: int | None, text: str, logprob: TokenLogprob | None = None) -> None:
         """Put down what a client is to hear, as it is now; `_deliver` tells it once everything is in order."""
         take = self._callbacks.pop if request.finished else self._callbacks.get  # the end is told once
         callback = take(request, None)
         if callback is not None:
-            self._outbox.append((callback, request, Output(request.request_id, token_id, text, request.finish_reason)))
+            output = Output(request.request_id, token_id, text, request.finish_reason, logprob)
+            self._outbox.append((callback, request, output))
 
     def _deliver(self) -> None:
         """Tell clients what has been noted for them. One may call the engine: what that brings is told after the rest.

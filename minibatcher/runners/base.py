@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..request import Request
+from ..request import Request, TokenLogprob
 from ..scheduling.plan import StepPlan
 
 
@@ -18,11 +18,13 @@ class StepResult:
     seconds: how long the step took in virtual time; None where the engine's clock measures it.
     num_computed_tokens: tokens that the device worked on; None where it is as many as the plan says. A CUDA graph of a
     fixed size computes more.
+    logprobs: of the sampled tokens, for the requests that ask for them (SamplingParams.logprobs).
     """
 
     token_ids: dict[Request, int]
     seconds: float | None = None
     num_computed_tokens: int | None = None
+    logprobs: dict[Request, TokenLogprob] = field(default_factory=dict)
 
 
 class Runner(Protocol):

@@ -1,0 +1,184 @@
+"""One engine, served in a thread of its own, and the outputs that cross from there to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from ..background import BackgroundRun
+from ..engine import Engine
+from ..errors import QueueFull, RateLimited
+from ..request import Request
+from ..stepping import Output
+from .failures import ApiError
+
+STOPPED_RETRY_S = 10.0  # until which another server may have taken over
+
+
+class EngineHost:
+    """An engine under the name of its model. created: when, in seconds since 1970.
+
+    `start`, `submit` and the streams belong to one event loop; only the engine's thread touches the engine.
+    draining: takes no new requests, and serves those that it has.
+    """
+
+    def __init__(self, name: str, engine: Engine, created: int) -> None:
+        self.name, self.engine, self.created = name, engine, created
+        self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_model_len
+        self.draining = False
+        self._run = BackgroundRun(engine, keep_open=True)
+        self._outbox: deque[tuple[Stream, Output]] = deque()
+        self._rung = False  # the loop has been told that there is something in it
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._run.running
+
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended the engine's thread, if anything has before its time."""
+        return self._run.error
+
+    def start(self) -> None:
+        """Begin to serve; call it once."""
+        self._run.start()
+
+    def stop(self) -> None:
+        """End after the step at hand; requests that are left end with finish_reason abort. Waits for that."""
+        self.draining = True
+        self._run.stop()
+
+    def check_open(self) -> None:
+        """Raise ApiError while it takes no requests."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after_s=STOPPED_RETRY_S)
+        if not self.running:
+            raise ApiError(500, f"the engine of model {self.name!r} has stopped; the server's log says why")
+
+    async def submit(self, requests: Sequence[Request]) -> Stream:
+        """Let in all of these requests, or none; they arrive now.
+
+        Raises InvalidParameter, RequestRefused, QueueFull, RateLimited, and ApiError for what waiting can't help or
+        while the server shuts down.
+        """
+        self.check_open()
+        self._loop = loop = asyncio.get_running_loop()
+        stream = Stream(self, requests)
+        answer: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: BaseException | None) -> None:
+            if answer.done():  # whoever waited has been cancelled
+                return
+            if error is None:
+                answer.set_result(None)
+            else:
+                answer.set_exception(error)
+
+        def enter() -> None:
+            error: BaseException | None = None
+            try:
+                self._enter(stream)
+            except BaseException as raised:
+                error = raised
+            loop.call_soon_threadsafe(settle, error)
+
+        self._run.post(enter)
+        try:
+            await answer
+        except asyncio.CancelledError:
+            stream.abort()
+            raise
+        return stream
+
+    def _enter(self, stream: Stream) -> None:
+        """In the engine's thread, between two steps. Who came in before a refusal leaves before it has run."""
+        engine, entered = self.engine, list[Request]()
+        if not self.running:
+            self.check_open()
+        try:
+            engine.check_all(stream.requests)
+        except (QueueFull, RateLimited) as refusal:
+            raise ApiError(400, str(refusal), code="request_too_large") from None
+        tell = self._teller(stream)
+        try:
+            for request in stream.requests:
+                request.arrival_time = engine.clock.now()
+                engine.submit(request, tell)
+                entered.append(request)
+        except BaseException as error:
+            for request in entered:
+                engine.abort(request.request_id)
+            if isinstance(error, RateLimited) and error.retry_after_s is None:
+                raise ApiError(400, str(error), code="insufficient_quota") from None
+            raise
+
+    def _teller(self, stream: Stream) -> Callable[[Output], None]:
+        """What the engine calls with each output: the loop is woken once for all that a step brings."""
+
+        def tell(output: Output) -> None:
+            self._outbox.append((stream, output))
+            if not self._rung:
+                self._rung = True
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(self._hand_out)
+
+        return tell
+
+    def _hand_out(self) -> None:
+        self._rung = False  # first: what comes in from now on rings again
+        while self._outbox:
+            stream, output = self._outbox.popleft()
+            stream._take(output)
+
+    def _abort(self, requests: Sequence[Request]) -> None:
+        def abort() -> None:
+            for request in requests:
+                self.engine.abort(request.request_id)
+
+        self._run.post(abort)
+
+
+class Stream:
+    """The outputs of some requests, as they come: `async for output in stream`, until all requests have ended."""
+
+    def __init__(self, host: EngineHost, requests: Sequence[Request]) -> None:
+        self.host, self.requests = host, requests
+        self._outputs: deque[Output] = deque()
+        self._num_left = len(requests)
+        self._news = asyncio.Event()
+        self._only_end = False
+        self._aborted = False
+
+    def __aiter__(self) -> AsyncIterator[Output]:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._outputs:
+            if not self._num_left:
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._outputs.popleft()
+
+    async def end(self) -> None:
+        """Until all requests have ended, without looking at each output; the requests then hold what they brought."""
+        self._only_end = True
+        self._outputs.clear()
+        while self._num_left:
+            self._news.clear()
+            await self._news.wait()
+
+    def abort(self) -> None:
+        """End the requests that are left: nobody wants them any more. Does not wait; a second time does nothing."""
+        if not self._aborted and self._num_left:
+            self._aborted = True
+            self.host._abort(self.requests)
+
+    def _take(self, output: Output) -> None:
+        self._num_left -= output.finish_reason is not None
+        if not self._only_end:
+            self._outputs.append(output)
+        if not (self._only_end and self._num_left):
+            self._news.set()
