@@ -26,8 +26,10 @@ class EngineHost:
     def __init__(self, name: str, engine: Engine, created: int) -> None:
         self.name, self.engine, self.created = name, engine, created
         self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_model_len
+        vocabulary = engine.tokenizer.backend.get_vocab(with_added_tokens=True) if engine.tokenizer else {}
+        self.longest_token = max(map(len, vocabulary), default=1)  # characters
         self.draining = False
-        self._run = BackgroundRun(engine, keep_open=True)
+        self._run = BackgroundRun(engine, (), keep_open=True)
         self._outbox: deque[tuple[Stream, Output]] = deque()
         self._rung = False  # the loop has been told that there is something in it
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -40,6 +42,19 @@ class EngineHost:
     def error(self) -> BaseException | None:
         """What has ended the engine's thread, if anything has before its time."""
         return self._run.error
+
+    @property
+    def ordering(self) -> str:
+        return self.engine.scheduler.config.ordering
+
+    def room(self, tenant: str) -> int:
+        """The most tokens, prompt and output, of a request that this tenant could ever have let in."""
+        kv, limits = self.engine.scheduler.kv, self.engine.limits
+        bounds: list[float | None] = [self.max_model_len, kv.num_blocks * kv.block_size]
+        if limits is not None:
+            limit = limits.of(tenant)
+            bounds += [limits.max_waiting_tokens, limit.burst_tokens if limit else None]
+        return int(min(bound for bound in bounds if bound is not None))
 
     def start(self) -> None:
         """Begin to serve; call it once."""
@@ -65,6 +80,8 @@ class EngineHost:
         """
         self.check_open()
         self._loop = loop = asyncio.get_running_loop()
+        for request in requests:
+            request.arrival_time = self.engine.clock.now()  # a step that is under way counts as waiting
         stream = Stream(self, requests)
         answer: asyncio.Future[None] = loop.create_future()
 
@@ -104,7 +121,6 @@ class EngineHost:
         tell = self._teller(stream)
         try:
             for request in stream.requests:
-                request.arrival_time = engine.clock.now()
                 engine.submit(request, tell)
                 entered.append(request)
         except BaseException as error:
