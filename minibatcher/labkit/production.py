@@ -12,6 +12,7 @@ from ..report_rows import number
 from .notebooks import BuildError
 
 FOLDER = "chapters/measured/production"
+METRICS = ("num_requests", "num_finished", "output_tokens_per_s", "ttft_ms", "itl_ms", "e2el_ms")
 Report = dict[str, Any]
 
 
@@ -30,18 +31,17 @@ class Run:
 
 
 def keep(report: Report) -> Report:
-    """What of a report goes into the book: all but addresses and what each token took."""
-    kept = {key: value for key, value in report.items() if key not in ("definitions", "differences", "same_work")}
-    kept["header"] = _public(kept["header"])
-    kept["strategies"] = {
-        name: run
+    """What of a report goes into the book: no address, and no times of single tokens."""
+    strategies = {
+        name: {key: run[key] for key in METRICS}
         | {
             "header": _public(run["header"]),
-            "requests": [{key: request.get(key) for key in ("id", "output_hash")} for request in run["requests"]],
+            "requests": [{key: request[key] for key in ("id", "output_hash")} for request in run["requests"]],
         }
-        for name, run in kept["strategies"].items()
+        for name, run in report["strategies"].items()
     }
-    return kept
+    same = {key: report[key] for key in ("schema", "schema_version", "clock", "setting", "measured") if key in report}
+    return same | {"header": _public(report["header"]), "strategies": strategies}
 
 
 def read(root: Path) -> dict[str, list[Run]]:
@@ -88,7 +88,7 @@ def measured(root: Path) -> str:
         cells.append(f"{served:,} of {sum(run.metrics['num_requests'] for run in runs):,}")
         cells.append(_same(engines[first][0], runs[0]))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", _circumstances(engines), *_settings(engines)]) + "\n"
+    return "\n".join([*lines, "", _circumstances(engines), *_notes(engines)]) + "\n"
 
 
 def _middle(runs: list[Run], metric: str, percentile: str) -> float | None:
@@ -119,9 +119,12 @@ def _circumstances(engines: dict[str, list[Run]]) -> str:
     return f"**Measured** by the client: {'; '.join(filter(None, facts))}."
 
 
-def _settings(engines: dict[str, list[Run]]) -> list[str]:
+def _notes(engines: dict[str, list[Run]]) -> list[str]:
+    """How servers were started, and what the client had to say of each."""
     told = dict.fromkeys(run.setting for runs in engines.values() for run in runs if run.setting)
-    return ["", *(f"- {setting}" for setting in told)] if told else []
+    for name, runs in engines.items():
+        told |= dict.fromkeys(f"{name}: {note}." for run in runs for note in run.header.get("client_notes") or ())
+    return ["", *(f"- {sentence}" for sentence in told)] if told else []
 
 
 def _version(header: Report) -> str:
