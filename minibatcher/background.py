@@ -26,7 +26,8 @@ class BackgroundRun:
 
     Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
     between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
-    seconds, and once more at the end. keep_open: serve until `stop`, also while there is nothing to do. What fails under way costs its own requests and is warned of (keep_going).
+    seconds, and once more at the end. keep_open: serve until `stop`, also while there is nothing to do. What fails
+    under way costs its own requests and is warned of (keep_going).
     Raises what Engine.run would raise for a request that can't be served, and InvalidParameter for an engine that is at
     work.
     """
@@ -34,7 +35,7 @@ class BackgroundRun:
     def __init__(
         self,
         engine: Engine,
-        requests: Iterable[Request],
+        requests: Iterable[Request] = (),
         observe: Callable[[Timeline], None] | None = None,
         every_s: float = 0.1,
         *,

@@ -10,8 +10,8 @@ import pytest
 from fakes import fake_engine, solo_answer
 
 from minibatcher.ahead import AheadEngine
-from minibatcher.background import BackgroundRun
-from minibatcher.clock import WallClock
+from minibatcher.background import LONGEST_SLEEP_S, BackgroundRun
+from minibatcher.clock import VirtualClock, WallClock
 from minibatcher.engine import Engine
 from minibatcher.errors import InvalidParameter, PlanError, RequestRefused
 from minibatcher.limits import Limits, TenantLimit
@@ -284,3 +284,144 @@ def test_it_plans_ahead_too():
     run.wait()
     assert run.error is None
     assert [r.output_token_ids for r in todo] == [solo_answer([i, 7], 5 + i) for i in range(6)]
+
+
+class FakeWait:
+    """Stands for the event that ends an idle sleep: nobody sleeps before `let`, and none may poll."""
+
+    def __init__(self, run: BackgroundRun) -> None:
+        self.timeouts: list[float | None] = []
+        self.asleep = threading.Event()
+        self._woken, run._woken = run._woken, self
+
+    def set(self) -> None:
+        self._woken.set()
+
+    def clear(self) -> None:
+        self._woken.clear()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.timeouts.append(timeout)
+        self.asleep.set()
+        woken = self._woken.wait(60)  # whatever it was told: only being woken ends it
+        self.asleep.clear()
+        return woken
+
+
+def kept_open(engine=None, todo=(), **options) -> tuple[BackgroundRun, FakeWait]:
+    run = BackgroundRun(engine or slow_engine(), todo, keep_open=True, **options)
+    wait = FakeWait(run)
+    run.start()
+    assert wait.asleep.wait(20)
+    return run, wait
+
+
+@pytest.mark.parametrize("clock", [WallClock, VirtualClock])
+def test_a_run_that_is_kept_open_sleeps_until_it_is_woken(clock):
+    engine = fake_engine("continuous", max_num_seqs=2)
+    engine.clock = clock()
+    run, wait = kept_open(engine)
+    done = threading.Event()
+    for i in range(3):
+        heard, extra = [], Request(f"extra{i}", [i, 7], SamplingParams(max_tokens=4))
+        done.clear()
+        run.post(lambda: engine.submit(extra, lambda output: heard.append(output) or len(heard) < 4 or done.set()))  # noqa: B023
+        assert done.wait(20) and extra.output_token_ids == solo_answer([i, 7], 4)
+        assert run.call(lambda: 5 + i) == 5 + i  # noqa: B023
+        assert wait.asleep.wait(20) and run.running
+    assert set(wait.timeouts) == {None} and len(wait.timeouts) <= 7  # once at first, once after each that was handed in
+    run.stop()
+    assert not run.running and run.error is None and "interrupted" not in run.timeline.header
+
+
+def test_stop_wakes_it_and_aborts_what_is_left():
+    run, _ = kept_open()
+    run.stop()
+    assert not run.running and run.error is None and run.call(lambda: 5) == 5
+    late = Request("late", [1, 7], SamplingParams(max_tokens=4), arrival_time=1000.0)
+    run, wait = kept_open(todo=[late])
+    assert 900 < wait.timeouts[0] <= 1000  # until it arrives, and not a moment less
+    run.stop()
+    assert not run.running and run.error is None and not late.finished  # it has never arrived
+
+
+def test_a_stop_between_two_sleeps_is_not_lost():
+    """It comes while the loop is busy: the loop must look for it before it sleeps."""
+    run = BackgroundRun(slow_engine(), keep_open=True)
+    wait, step = FakeWait(run), run.engine.step
+    run.engine.step = lambda: run.request_stop() or step()
+    run.start()
+    assert run.wait(20) and not wait.timeouts
+
+
+def test_it_sleeps_until_the_scheduler_wants_to_be_asked_again():
+    """A static batch that is not full waits for its time; what is posted meanwhile is done at once."""
+    engine = slow_engine("static", batch_timeout_s=500.0)
+    run, wait = kept_open(engine)
+    todo = [Request(f"r{i}", [i, 7], SamplingParams(max_tokens=4)) for i in range(2)]
+    run.call(lambda: engine.submit(todo[0]))
+    while len(wait.timeouts) < 2 or not wait.asleep.is_set():
+        time.sleep(0.001)
+    assert 400 < wait.timeouts[-1] <= 500 and not todo[0].output_token_ids
+    done = threading.Event()
+    run.post(lambda: engine.submit(todo[1], lambda output: output.finish_reason and done.set()))
+    assert done.wait(20)  # the batch is full
+    run.stop()
+    assert [request.output_token_ids for request in todo] == [solo_answer([i, 7], 4) for i in range(2)]
+
+
+def test_an_observer_of_an_idle_run_is_told_again():
+    seen = []
+    run, wait = kept_open(observe=lambda timeline: seen.append(timeline), every_s=0.0)
+    run.post(lambda: None)
+    run.stop()
+    assert set(wait.timeouts) == {LONGEST_SLEEP_S} and len(seen) >= 2
+
+
+def test_a_flood_of_functions_does_not_keep_requests_waiting():
+    """Those that are handed in while others run wait until after the next step."""
+    engine, order = slow_engine(seconds=0.0), []
+    run, _ = kept_open(engine)
+    step = engine.step
+
+    def noted_step():
+        order.append("step")
+        return step()
+
+    def again():
+        order.append("job")
+        if order.count("job") < 20:
+            run._hand_in(again)  # as another thread would
+
+    def begin():
+        engine.step = noted_step
+        engine.submit(Request("r", [3, 7], SamplingParams(max_tokens=30)))
+        again()
+
+    run.call(begin)
+    while run.call(engine.has_work):
+        pass
+    run.stop()
+    first, last = order.index("job"), len(order) - order[::-1].index("job")
+    assert order[first:last] == ["job", *["step", "job"] * 19]
+
+
+def test_it_serves_whom_many_threads_hand_in():
+    engine, counts = slow_engine(seconds=0.0), []
+    run, _ = kept_open(engine)
+
+    def client(number):
+        mine = [Request(f"c{number}-{i}", [number, i], SamplingParams(max_tokens=3)) for i in range(25)]
+        done = threading.Semaphore(0)
+        for request in mine:
+            run.post(lambda r=request: engine.submit(r, lambda output: output.finish_reason and done.release()))
+        assert all(done.acquire(timeout=20) for _ in mine)
+        counts.append(sum(request.output_token_ids == solo_answer([number, i], 3) for i, request in enumerate(mine)))
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(8)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join(60)
+    run.stop()
+    assert counts == [25] * 8 and run.error is None and engine.scheduler.kv.num_used_blocks == 0

@@ -560,7 +560,7 @@ def test_interrupts_anywhere_leave_nobody_behind(name, engine_class, setup, data
         assert record.finish_reason == request.finish_reason
         assert record.num_output_tokens == request.num_output_tokens == len(request.output_token_ids)
         assert request.output_token_ids == answer(request)[: len(request.token_times)] and request.slot is None
-    assert not engine._in_step and not engine._door._charged
+    assert not engine._in_step and not engine._door.queue.charged
     engine.scheduler.kv.check()
     if engine.scheduler.kv.num_blocks * engine.scheduler.kv.block_size >= 32:
         check_usable(engine)

@@ -167,13 +167,19 @@ def test_the_door_knows_how_much_waits(name, engine_class, data):
         }
     errors = st.sampled_from([ValueError("bad"), OutOfMemory("20 GiB")])
     faults = data.draw(st.dictionaries(st.integers(1, 30), st.tuples(st.just("after"), errors), max_size=3))
-    limits = Limits(max_waiting_requests=10**6, max_waiting_tokens=10**6)
+    bounds = {"*": TenantLimit(max_waiting_requests=10**6)}
+    limits = Limits(max_waiting_requests=10**6, max_waiting_tokens=10**6, tenants=bounds)
     engine = faulty_engine(name, engine_class, faults, keep_going=True, limits=limits, **knobs)
     scheduler, todo = engine.scheduler, requests(8)
 
     def check(output=None):
         waits = list(scheduler.waiting)
-        assert engine._door.waiting(scheduler.running) == (len(waits), sum(r.max_total_tokens for r in waits))
+        assert engine._door.queue.waiting(scheduler.running) == (len(waits), sum(r.max_total_tokens for r in waits))
+        own = {tenant: queue.waiting(scheduler.running) for tenant, queue in engine._door.queues.items()}
+        for tenant in {r.tenant for r in todo}:
+            tokens = [r.max_total_tokens for r in waits if r.tenant == tenant]
+            assert own.pop(tenant, (0, 0)) == (len(tokens), sum(tokens))
+        assert not own
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -190,7 +196,7 @@ def test_the_door_knows_how_much_waits(name, engine_class, data):
         engine.abort_all()
     check()
     assert not any("on_output" in (request.error or "") for request in todo)
-    assert engine._door._charged_tokens == 0 and not engine._door._charged
+    assert engine._door.queue.tokens == 0 and not engine._door.queue.charged and not engine._door.queues
 
 
 def test_the_queue_is_not_gone_through_at_each_arrival(monkeypatch):
@@ -221,6 +227,63 @@ def test_the_queue_says_how_fast_it_has_moved():
             spared.append(info.value.retry_after_s)
     # One slot: each request takes it for one step of three tokens and four of one, 7 ms.
     assert all(0.006 < seconds < 0.009 for seconds in spared) and len(spared) > 20
+
+
+@pytest.mark.parametrize("name, engine_class", ENGINES)
+def test_a_flood_of_one_tenant_leaves_room_for_the_others(name, engine_class):
+    bounds = {"flood": TenantLimit(max_waiting_requests=3), "*": TenantLimit(max_waiting_requests=1)}
+    limits = Limits(max_waiting_requests=5, tenants=bounds)
+    engine = fake_engine(name, engine_class=engine_class, max_num_seqs=2, batch_timeout_s=0.0, limits=limits)
+    arrived, refused, polite = 0, 0, []
+    while arrived < 200 or engine.has_work():
+        for _ in range(5 if arrived < 200 else 0):
+            arrived += 1
+            try:
+                engine.submit(request(f"f{arrived}", tenant="flood"))
+            except QueueFull as refusal:
+                refused += 1
+                assert "the queue of tenant 'flood' has no room for request 'f" in str(refusal)
+                assert (refusal.need, refusal.have, refusal.unit) == (1, 0, "requests")
+        if arrived < 200 and (not polite or polite[-1].finished):
+            polite.append(request(f"p{arrived}", tenant="polite"))
+            engine.submit(polite[-1])  # let in however full the other's queue is
+        engine.step()
+        waiting = [r.tenant for r in engine.scheduler.waiting]
+        assert waiting.count("flood") <= 3 and waiting.count("polite") <= 1
+    assert refused > 100 and len(polite) > 2 and not engine._door.queues
+    assert all(one.finish_reason == "length" for one in polite)
+
+
+def test_a_tenants_queue_says_how_fast_it_has_moved_and_a_reset_empties_it():
+    limits = Limits(tenants={"a": TenantLimit(max_waiting_requests=2)})
+    engine = fake_engine("continuous", max_num_seqs=1, ordering="priority", limits=limits)
+    for i in range(9):  # the others are served first, and slow this one down
+        engine.submit(request(f"b{i}", output=5, tenant="b"))
+    for i in range(2):
+        engine.submit(request(f"a{i}", output=5, priority=1, tenant="a"))
+    with pytest.raises(QueueFull, match="try again later") as info:
+        engine.submit(request("a2", tenant="a"))
+    assert info.value.retry_after_s is None
+    while engine.requests["a0"].first_scheduled_time is None:
+        engine.step()
+    engine.submit(request("a2", output=5, priority=1, tenant="a"))
+    with pytest.raises(QueueFull, match=r"the queue of tenant 'a' .*try again in about") as info:
+        engine.submit(request("a3", tenant="a"))
+    assert info.value.retry_after_s == pytest.approx(engine.clock.now())  # in all this time one has left it
+    engine.abort_all()
+    engine.reset()
+    for i in range(2):
+        engine.submit(request(f"a{i}", tenant="a"))
+
+
+def test_a_door_that_an_interrupt_has_torn_can_be_cleared():
+    door = Door(tenants(max_waiting_requests=2))
+    door.enter(request("r0"), [], 0.0)
+    door.queue.add(request("r1"), [], 0.0)  # the interrupt has come before it was added to its tenant's queue
+    door.clear(0.0)
+    assert not door.queue.charged and not door.queue.tokens and not door.queues
+    for i in range(2):
+        door.enter(request(f"s{i}"), [], 0.0)
 
 
 @pytest.mark.parametrize("name, engine_class", ENGINES)
@@ -384,7 +447,7 @@ def test_tenants_that_were_here_once_are_forgotten():
         door.enter(one, [], float(i))
         one.first_scheduled_time = float(i)
         door.leave(one, float(i))
-    assert len(door._buckets) <= 1001 and not door._charged
+    assert len(door._buckets) <= 1001 and not door.queue.charged
     door.enter(request("x", 5, 5, tenant="x"), [], 5000.0)
     for i in range(3000):
         door.enter(request(f"s{i}", 1, 1, tenant=f"s{i}"), [], 5000.0)
@@ -403,6 +466,7 @@ def test_tenants_that_were_here_once_are_forgotten():
         (lambda: Limits(tenants={3: TenantLimit()}), "the name of a tenant must be a text, not 3"),
         (lambda: TenantLimit(tokens_per_s=-1), "tokens_per_s must be a number of at least 0, not -1"),
         (lambda: TenantLimit(burst_tokens=5), "burst_tokens 5 says nothing without tokens_per_s"),
+        (lambda: TenantLimit(max_waiting_requests=True), "max_waiting_requests must be a whole number of at least 1"),
         (lambda: TenantLimit(requests_per_s=1, burst_requests=0.5), "burst_requests must be a number of at least 1"),
     ],
 )

@@ -16,6 +16,7 @@ from ..cpu_path import CpuPath
 from ..errors import OutOfMemory
 from ..kv.blocks import BlockKV
 from ..model.loader import LoadedModel
+from ..model.logprobs import Logprobs, log_probabilities
 from ..model.sampling import request_seed, sample, uniform
 from ..request import Request
 from ..scheduling.plan import StepPlan
@@ -27,18 +28,23 @@ from .swap import HostPool
 class Launched:
     """A step that the device may still be working on.
 
-    requests: those that get a token. token_ids: int64 [len(requests)] on the device; None if nobody does.
+    requests: those that get a token. token_ids: int64 [len(requests)] on the device; None if nobody does. logprobs: of
+    the requests that ask for them; None if nobody does.
     """
 
     requests: Sequence[Request]
     token_ids: Tensor | None
     num_computed_tokens: int | None
     device: torch.device
+    logprobs: Logprobs | None = None
 
     def result(self) -> StepResult:
         """Wait for the sampled tokens: the only time in a step that the host waits for the device."""
         if self.token_ids is not None:
-            return StepResult(dict(zip(self.requests, self.token_ids.tolist())), None, self.num_computed_tokens)
+            token_ids = self.token_ids.tolist()
+            asked = self.logprobs.read(token_ids) if self.logprobs else ()  # they were on their way before the tokens
+            logprobs = {self.requests[row]: logprob for row, logprob in asked}
+            return StepResult(dict(zip(self.requests, token_ids)), None, self.num_computed_tokens, logprobs)
         if self.device.type == "cuda":
             # So that the time of a step without a token is its own.
             torch.cuda.current_stream(self.device).synchronize()
@@ -169,7 +175,9 @@ class ModelRunner:
         params = [r.params for r in requests]
         uniforms = [0.0 if p.temperature == 0 else self._uniform(r) for r, p in zip(requests, params)]
         banned = [self._banned(request) for request in requests]
-        return Launched(requests, sample(logits, params, uniforms, banned, greedy), num_computed_tokens, self.device)
+        token_ids = sample(logits, params, uniforms, banned, greedy)
+        logprobs = log_probabilities(logits, token_ids, [p.logprobs for p in params])
+        return Launched(requests, token_ids, num_computed_tokens, self.device, logprobs)
 
     def _banned(self, request: Request) -> tuple[int, ...]:
         """What must not come yet: whatever would end the request before its min_tokens."""

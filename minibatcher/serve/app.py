@@ -16,6 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import InvalidParameter, RequestRefused
 from .asking import Call
 from .bodies import GuardedRoute
 from .chat import chat
@@ -58,7 +59,7 @@ def create_app(hosts: Mapping[str, EngineHost], settings: ServeSettings) -> Fast
     _add_models(api)
     app.include_router(api)
     _add_operations(app)
-    for kind in (ApiError, RequestValidationError, HTTPException):
+    for kind in (ApiError, RequestValidationError, HTTPException, InvalidParameter, RequestRefused):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(Outermost)
     app.openapi = lambda: _schema(app)  # type: ignore[method-assign]

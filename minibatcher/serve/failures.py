@@ -64,7 +64,7 @@ def explain(error: Exception, param: str | None = None) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        message = f"{HTTPStatus(error.status_code).phrase}: {error.detail}; see /docs for what this server answers"
+        message = f"{HTTPStatus(error.status_code).phrase}; /openapi.json says what this server answers"
         return ApiError(error.status_code, message, headers=error.headers)
     return ApiError(500, "the server has failed; its log says how", code="internal_error")
 
@@ -77,7 +77,7 @@ def _invalid(error: RequestValidationError) -> ApiError:
     mine = [(place, fault) for place, fault in zip(places, faults) if place.split(".")[0] == param]
     why = dict.fromkeys(f"{place}: {fault['msg']}" for place, fault in mine[:4])
     value = _shortened(mine[0][1].get("input"))
-    message = f"{'; or '.join(why)}, not {value}" if param else f"the body: {faults[0]['msg']}, not {value}"
+    message = f"{'; or '.join(why)}, not {value}" if param else f"the body must be a JSON object, not {value}"
     missing = mine[0][1]["type"] == "missing"
     return ApiError(
         400,
@@ -88,8 +88,9 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _place(loc: tuple[Any, ...]) -> str:
-    """("body", "messages", 0, "role") → messages.0.role"""
-    return ".".join(str(part) for part in loc[1:])
+    """("body", "messages", 0, "content", "list[TextPart]", 1) → messages.0.content.1, without the names of types."""
+    parts = [str(part) for part in loc[1:]]
+    return ".".join(part for part in parts if part not in ("str", "constrained-str") and "[" not in part)
 
 
 def _shortened(value: Any) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from ..background import BackgroundRun
 from ..engine import Engine
 from ..errors import QueueFull, RateLimited
+from ..limits import TenantLimit
 from ..request import Request
 from ..stepping import Output
 from .failures import ApiError
@@ -79,6 +81,7 @@ class EngineHost:
         while the server shuts down.
         """
         self.check_open()
+        self._check_together(requests)
         self._loop = loop = asyncio.get_running_loop()
         for request in requests:
             request.arrival_time = self.engine.clock.now()  # a step that is under way counts as waiting
@@ -108,6 +111,30 @@ class EngineHost:
             stream.abort()
             raise
         return stream
+
+    def _check_together(self, requests: Sequence[Request]) -> None:
+        """Raise ApiError for what could never come in at once, however long one waits."""
+        limits = self.engine.limits
+        if limits is None:
+            return
+        limit = limits.of(requests[0].tenant) or TenantLimit()
+        num_tokens = sum(request.max_total_tokens for request in requests)
+        for unit, need, bounds in (
+            (
+                "requests",
+                len(requests),
+                (limits.max_waiting_requests, limit.max_waiting_requests, limit.burst_requests),
+            ),
+            ("tokens", num_tokens, (limits.max_waiting_tokens, limit.burst_tokens)),
+        ):
+            have = min((bound for bound in bounds if bound is not None), default=math.inf)
+            if need > have:
+                raise ApiError(
+                    400,
+                    f"the choices of one body come in together: {need:,} {unit} are more than the {have:,.0f} that may "
+                    "ever wait or be asked for at once; send fewer prompts, a lower n or a lower max_tokens",
+                    code="request_too_large",
+                )
 
     def _enter(self, stream: Stream) -> None:
         """In the engine's thread, between two steps. Who came in before a refusal leaves before it has run."""
