@@ -3,9 +3,12 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from serving import needed, running_server
 
 from minibatcher.cli import _parser
 from minibatcher.labkit import production
@@ -160,3 +163,40 @@ def test_the_file_of_keys_is_one(tmp_path):
     keys = ApiKeys.from_file(tmp_path / "keys.toml")
     secret = read_toml(tmp_path / "keys.toml")["keys"]["shop"]["key"]
     assert keys.find(secret).name == "shop" and f"Authorization: Bearer {secret}" in PAGE
+
+
+# What it shows, on a live server
+
+ADDRESS = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def url():
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        needed(package)
+    with running_server() as address:
+        yield address
+
+
+def test_the_python_of_the_page_talks_to_the_server(url, capsys):
+    needed("openai")
+    (code,) = blocks("python")
+    assert code.count(ADDRESS) == 1
+    exec(compile(code.replace(ADDRESS, url), "the page", "exec"), {})
+    printed = capsys.readouterr().out
+    said, answered, talked = re.split(r"CompletionUsage\(completion_tokens=(?:\d+), .*?total_tokens=\d+.*?\)", printed)[:3]
+    assert said.strip() and answered.strip() and talked.strip(") \n") == ""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_curl_lines_of_the_page_are_answered(url):
+    lines = [line for block in blocks("console") for line in block.splitlines() if line.startswith("curl ")]
+    lines = [line for line in lines if "Authorization" not in line]
+    answers = []
+    for line in lines:
+        command = [word.replace(ADDRESS, url) for word in shlex.split(line)] + ["--silent", "--fail"]
+        answers.append(subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True).stdout)
+    models, answer, stream = answers
+    assert json.loads(models)["data"][0]["id"] == "bard"
+    assert 0 < json.loads(answer)["usage"]["completion_tokens"] <= 30
+    assert 0 < stream.count("data: {") <= 30 and stream.rstrip().endswith("data: [DONE]")
