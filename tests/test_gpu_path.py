@@ -17,7 +17,7 @@ from minibatcher import Engine, SamplingParams  # noqa: E402
 from minibatcher.attention import RaggedBatch, choose_attention, reference, sdpa, store_kv  # noqa: E402
 from minibatcher.attention.choose import AttentionBackend  # noqa: E402
 from minibatcher.build import _check_graphs, assemble_engine  # noqa: E402
-from minibatcher.compare import _warm_up  # noqa: E402
+from minibatcher.compare import warm_up  # noqa: E402
 from minibatcher.errors import DeviceError, InvalidParameter  # noqa: E402
 from minibatcher.kv import BlockKV, SlotKV  # noqa: E402
 from minibatcher.memory import _sample_from, gpu_pool_bytes, kv_pool_bytes  # noqa: E402
@@ -365,7 +365,7 @@ def test_a_warm_up_on_a_gpu_sees_full_and_single_short_and_long(strategy, max_nu
         return run(plan)
 
     engine.runner.run = noted
-    _warm_up(engine, SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(vocab_size=1000)))
+    warm_up(engine, SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(vocab_size=1000)))
     assert {len(contexts) for contexts in decodes} >= {1, max_num_seqs}
     assert min(map(max, decodes)) < 64
     assert any(max(contexts) > 256 for contexts in decodes)
