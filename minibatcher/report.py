@@ -47,12 +47,12 @@ def comparison(
     Keys: clock; header (what is the same in all runs); differing (names of header entries that are not, besides the
     strategy); strategies: name → metrics.summarize, `header` (its own entries), `num_refused_beside_free_slots` and
     `requests` (id, prompt_tokens, output_tokens, finish_reason, output_hash); answers_identical (None if there is
-    nothing to compare); compared_by_text (runs that tell no token ids); differences; other_requests (runs whose
-    requests are not those of the first, and why; their answers are not compared); same_work (groups of runs that did
-    the same, see report_notes.same_work); definitions. objectives, class_objectives: latency limits as metrics.goodput
-    takes them, for all and by class, which add `goodput` to each strategy; price_per_hour adds what metrics.cost
-    returns; utilisation, by strategy, is added as it is; setting: a sentence on what was chosen for these runs, shown
-    above the table. beside: runs that come from elsewhere, so that their requests may be others.
+    nothing to compare); compared_by_text, not_compared (runs that tell no token ids); differences; other_requests (runs
+    whose requests are not those of the first, and why; their answers are not compared); same_work (groups of runs that
+    did the same, see report_notes.same_work); definitions. objectives, class_objectives: latency limits as
+    metrics.goodput takes them, for all and by class, which add `goodput` to each strategy; price_per_hour adds what
+    metrics.cost returns; utilisation, by strategy, is added as it is; setting: a sentence on what was chosen for these
+    runs, shown above the table. beside: runs that come from elsewhere, so that their requests may be others.
     Answers of simulated runs are placeholders and are not compared. Raises InvalidParameter for no runs, and for
     measured beside simulated ones.
     """
@@ -73,7 +73,8 @@ def comparison(
     }
     others = other_requests(timelines, beside)
     alike = {name: timeline for name, timeline in timelines.items() if name not in others}
-    compared, differences = (0, []) if simulated else _compare_answers(alike)
+    compared, differences = (set(), []) if simulated else _compare_answers(alike)
+    by_text = [] if simulated else [name for name, timeline in alike.items() if not _all_ids(timeline)]
     return Comparison(
         schema="minibatcher.comparison",
         schema_version=SCHEMA_VERSION,
@@ -101,8 +102,9 @@ def comparison(
             }
             for name, timeline in timelines.items()
         },
-        num_answers_compared=compared,
-        compared_by_text=[] if simulated else [n for n, t in alike.items() if not _all_ids(t)],
+        num_answers_compared=len({request_id for _, request_id in compared}),
+        compared_by_text=[name for name in by_text if name in {run for run, _ in compared}],
+        not_compared=[name for name in by_text if name not in {run for run, _ in compared}],
         other_requests=others,
         answers_identical=not differences if compared else None,
         differences=differences,
@@ -226,14 +228,15 @@ def title_of(clock: str, header: dict[str, Any], num_requests: int) -> str:
     return " · ".join(facts)
 
 
-def _compare_answers(timelines: Mapping[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests could be compared, and where answers part from those of the reference run.
+def _compare_answers(timelines: Mapping[str, Timeline]) -> tuple[set[tuple[str, str]], list[dict[str, Any]]]:
+    """Which runs' requests could be compared, and where answers part from those of the reference run.
 
     Requests that either run aborted or left unfinished say nothing: they were cut off at some moment.
     """
     of_strategy = {timeline.header.get("strategy"): name for name, timeline in reversed(list(timelines.items()))}
     reference = next((of_strategy[name] for name in REFERENCES if name in of_strategy), next(iter(timelines)))
-    compared, differences = set(), []
+    compared: set[tuple[str, str]] = set()
+    differences: list[dict[str, Any]] = []
     for name, timeline in timelines.items():
         if name == reference:
             continue
@@ -242,16 +245,18 @@ def _compare_answers(timelines: Mapping[str, Timeline]) -> tuple[int, list[dict[
             found: dict[str, Any] = {"id": request_id, "strategy": name, "reference": reference}
             if record is None:
                 differences.append(found | {"position": None, "token": None, "expected": None})
-                compared.add(request_id)
+                compared |= {(name, request_id), (reference, request_id)}
             elif {record.finish_reason, expected.finish_reason} <= {"stop", "length"}:
-                compared.add(request_id)
                 here: Sequence[Any] = record.output_token_ids
                 there: Sequence[Any] = expected.output_token_ids
                 if not (record.has_token_ids and expected.has_token_ids):
                     here, there, found["as_text"] = record.output_text, expected.output_text, True
+                    if not (here and there):  # a model without a tokenizer has ids alone
+                        continue
+                compared |= {(name, request_id), (reference, request_id)}
                 if here != there:
                     differences.append(found | _parting(here, there))
-    return len(compared), differences
+    return compared, differences
 
 
 def other_requests(timelines: Mapping[str, Timeline], beside: Collection[str]) -> dict[str, str]:
@@ -262,7 +267,7 @@ def other_requests(timelines: Mapping[str, Timeline], beside: Collection[str]) -
 
 
 def _other_request(first: Timeline, other: Timeline) -> str | None:
-    for key in ("workload", "seed"):
+    for key in ("seed", "workload"):
         here, there = other.header.get(key), first.header.get(key)
         if here != there and None not in (here, there):
             if isinstance(here, dict) and isinstance(there, dict):
@@ -284,6 +289,8 @@ def _other_request(first: Timeline, other: Timeline) -> str | None:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, (int, float)):
+        return str(value)
     text = "; ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return repr(text if len(text) <= 80 else f"{text[:77]}…")
 
