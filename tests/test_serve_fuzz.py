@@ -14,7 +14,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raw_http import check_alive, check_error, connection, exchange, head, post, read_answer
+from raw_http import Reader, check_alive, check_error, connection, exchange, head, post, read_answer
 from serving import check_nothing_in_use, needed, started_server
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -24,6 +24,8 @@ BASE = {
 }
 MAX_BODY = 4 << 20
 SCHEMA_EXAMPLES = 60  # of each operation
+# A list that is longer than its bound may be longer than bodies can be.
+SCHEMATHESIS = "checks.negative_data_rejection.expected-statuses = [400, 401, 404, 405, 413, 415]"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,7 @@ def address(server):
 def test_it_keeps_to_its_own_schema(server, tmp_path):
     """What is right is served, what is wrong is refused, and each answer is one that the schema foresees."""
     needed("schemathesis")
+    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS, encoding="utf-8")
     command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"]
     command += [server.url + "/openapi.json", "--checks", "all", "--no-color", "--continue-on-failure"]
     # The same examples in each run.
@@ -116,22 +119,8 @@ BODIES = {
 VALUES = {  # of one field of a completion: JSON literals
     "model": ("5", "[]", "{}", "true"),
     "prompt": (
-        *(
-            "null",
-            "5",
-            "true",
-            "{}",
-            '""',
-            "[]",
-            "[[]]",
-            '["a", 5]',
-            "[[1], []]",
-            '[["a"]]',
-            '["a", ""]',
-            "[1.5]",
-            "[1e0]",
-        ),
-        *("[-1]", "[99999999]", f"[{DIGITS}]", "[true]", "[[[1]]]", "[null]"),
+        *("null", "5", "true", "{}", "[]", "[[]]", '["a", 5]', "[[1], []]", '[["a"]]', "[1.5]", "[1e0]", "[-1]"),
+        *("[99999999]", "[true]", "[[[1]]]", "[null]", f"[{10**30}]"),
         json.dumps([1] * 100_000),
         json.dumps(["x"] * 100_000),
         json.dumps("word " * 500_000),
@@ -141,10 +130,10 @@ VALUES = {  # of one field of a completion: JSON literals
     "n": ("0", "-1", "1000000000", "1.5", '"2"', "true", "129"),
     "temperature": ("-0.1", '"1"', "true", "[]", "-1e308", "1e308"),
     "top_p": ("0", "-1", "1.01", '"1"'),
-    "top_k": ("-5", "1.5", '"1"', DIGITS),
+    "top_k": ("-5", "1.5", '"1"', str(10**30)),
     "seed": ("-1", "1.5", '"1"', "true", "1" + "0" * 40),
     "stop": ("5", '[""]', "[5]", "[null]", "{}", '[["a"]]', json.dumps(["x"] * 1000)),
-    "stop_token_ids": ("5", "[-1]", '["a"]', "[1.5]", "[true]", f"[{DIGITS}]"),
+    "stop_token_ids": ("5", "[-1]", '["a"]', "[1.5]", "[true]", f"[{10**30}]"),
     "stream": ('"yes"', "1", "[]"),
     "stream_options": ("5", "[]", '{"include_usage": 5}'),
     "logprobs": ("-1", "21", "1.5", '"2"', "true"),
@@ -204,7 +193,7 @@ def test_unknown_fields_nulls_and_odd_but_right_values_do_no_harm(address):
     odd = {
         "stop": [],
         "stop_token_ids": [],
-        "temperature": 1e308,
+        "temperature": 2,
         "top_p": 1e-300,
         "seed": 0,
         "logprobs": 0,
@@ -330,8 +319,9 @@ def test_length_and_encoding_at_once_do_not_smuggle_a_second_request(address):
     smuggled = b"0\r\n\r\n" + head("GET", "/health")
     with connection(address) as sock:
         sock.sendall(head("POST", COMPLETIONS, JSON_LINE, f"Content-Length: {len(smuggled)}", CHUNKED) + smuggled)
-        check_error(read_answer(sock), 400)
-        assert read_answer(sock, "GET") is None
+        reader = Reader(sock)
+        check_error(reader.answer(), 400)
+        assert reader.answer("GET") is None
 
 
 def test_a_body_in_chunks(address):
@@ -354,18 +344,20 @@ def test_requests_that_come_in_one_piece_are_answered_in_turn(address):
         sock.sendall(
             post(COMPLETIONS, BODY) + head("GET", "/health") + bad + post(CHAT, BASE[CHAT]) + head("GET", "/nobody")
         )
-        assert read_answer(sock).json["object"] == "text_completion"
-        assert read_answer(sock, "GET").status == 200
-        check_error(read_answer(sock), 400)
-        assert read_answer(sock).json["object"] == "chat.completion"
-        check_error(read_answer(sock, "GET"), 404)
+        reader = Reader(sock)
+        assert reader.answer().json["object"] == "text_completion"
+        assert reader.answer("GET").status == 200
+        check_error(reader.answer(), 400)
+        assert reader.answer().json["object"] == "chat.completion"
+        check_error(reader.answer("GET"), 404)
 
 
 def test_a_stream_keeps_its_connection_for_the_next_request(address):
     with connection(address) as sock:
+        reader = Reader(sock)
         for _ in range(3):
             sock.sendall(post(COMPLETIONS, BASE[COMPLETIONS] | {"stream": True}))
-            answer = read_answer(sock)
+            answer = reader.answer()
             assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream")
             assert answer.body.endswith(b"data: [DONE]\n\n")
 

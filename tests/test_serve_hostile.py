@@ -87,7 +87,7 @@ def test_who_says_nothing_is_hung_up_on(address):
 def test_the_second_request_of_a_connection_is_timed_too(address):
     with connection(address) as sock:
         sock.sendall(post(COMPLETIONS, SHORT))
-        assert read_answer(sock).status == 200
+        assert read_answer(sock).status == 200  # and nothing after it
         check_error(drip(sock, b"GET /hea"), 408)
 
 

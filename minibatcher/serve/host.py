@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from ..background import BackgroundRun
 from ..engine import Engine
-from ..errors import QueueFull, RateLimited
-from ..limits import TenantLimit
 from ..request import Request
 from ..stepping import Output
 from .failures import ApiError
@@ -77,11 +74,9 @@ class EngineHost:
     async def submit(self, requests: Sequence[Request]) -> Stream:
         """Let in all of these requests, or none; they arrive now.
 
-        Raises InvalidParameter, RequestRefused, QueueFull, RateLimited, and ApiError for what waiting can't help or
-        while the server shuts down.
+        Raises what Engine.submit_all does, and ApiError while the server shuts down.
         """
         self.check_open()
-        self._check_together(requests)
         self._loop = loop = asyncio.get_running_loop()
         for request in requests:
             request.arrival_time = self.engine.clock.now()  # a step that is under way counts as waiting
@@ -112,50 +107,11 @@ class EngineHost:
             raise
         return stream
 
-    def _check_together(self, requests: Sequence[Request]) -> None:
-        """Raise ApiError for what could never come in at once, however long one waits."""
-        limits = self.engine.limits
-        if limits is None:
-            return
-        limit = limits.of(requests[0].tenant) or TenantLimit()
-        num_tokens = sum(request.max_total_tokens for request in requests)
-        for unit, need, bounds in (
-            (
-                "requests",
-                len(requests),
-                (limits.max_waiting_requests, limit.max_waiting_requests, limit.burst_requests),
-            ),
-            ("tokens", num_tokens, (limits.max_waiting_tokens, limit.burst_tokens)),
-        ):
-            have = min((bound for bound in bounds if bound is not None), default=math.inf)
-            if need > have:
-                raise ApiError(
-                    400,
-                    f"the choices of one body come in together: {need:,} {unit} are more than the {have:,.0f} that may "
-                    "ever wait or be asked for at once; send fewer prompts, a lower n or a lower max_tokens",
-                    code="request_too_large",
-                )
-
     def _enter(self, stream: Stream) -> None:
-        """In the engine's thread, between two steps. Who came in before a refusal leaves before it has run."""
-        engine, entered = self.engine, list[Request]()
+        """In the engine's thread, between two steps."""
         if not self.running:
             self.check_open()
-        try:
-            engine.check_all(stream.requests)
-        except (QueueFull, RateLimited) as refusal:
-            raise ApiError(400, str(refusal), code="request_too_large") from None
-        tell = self._teller(stream)
-        try:
-            for request in stream.requests:
-                engine.submit(request, tell)
-                entered.append(request)
-        except BaseException as error:
-            for request in entered:
-                engine.abort(request.request_id)
-            if isinstance(error, RateLimited) and error.retry_after_s is None:
-                raise ApiError(400, str(error), code="insufficient_quota") from None
-            raise
+        self.engine.submit_all(stream.requests, self._teller(stream))
 
     def _teller(self, stream: Stream) -> Callable[[Output], None]:
         """What the engine calls with each output: the loop is woken once for all that a step brings."""
