@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from ..background import BackgroundRun
 from ..engine import Engine
@@ -28,9 +29,8 @@ class EngineHost:
         vocabulary = engine.tokenizer.backend.get_vocab(with_added_tokens=True) if engine.tokenizer else {}
         self.longest_token = max(map(len, vocabulary), default=1)  # characters
         self.draining = False
-        self._run = BackgroundRun(engine, (), keep_open=True)
+        self._run = BackgroundRun(engine, observe=lambda _: self._ring(), every_s=0.0, keep_open=True)
         self._outbox: deque[tuple[Stream, Output]] = deque()
-        self._rung = False  # the loop has been told that there is something in it
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -114,19 +114,21 @@ class EngineHost:
         self.engine.submit_all(stream.requests, self._teller(stream))
 
     def _teller(self, stream: Stream) -> Callable[[Output], None]:
-        """What the engine calls with each output: the loop is woken once for all that a step brings."""
+        """What the engine calls with each output, in its thread."""
 
         def tell(output: Output) -> None:
             self._outbox.append((stream, output))
-            if not self._rung:
-                self._rung = True
-                assert self._loop is not None
-                self._loop.call_soon_threadsafe(self._hand_out)
 
         return tell
 
+    def _ring(self) -> None:
+        """After a step, in the engine's thread: all that it has brought crosses at once, for a crossing costs more than
+        an output."""
+        if self._outbox and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has closed: nobody is left to hear of it
+                self._loop.call_soon_threadsafe(self._hand_out)
+
     def _hand_out(self) -> None:
-        self._rung = False  # first: what comes in from now on rings again
         while self._outbox:
             stream, output = self._outbox.popleft()
             stream._take(output)
