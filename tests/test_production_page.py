@@ -133,17 +133,17 @@ def tables():
 def test_each_knob_of_ours_is_an_option_of_serve():
     knobs = [table for table in tables() if table[0][1:2] == ["`minibatcher serve`"]]
     assert len(knobs) == 2 and all(len(row) == 7 for table in knobs for row in table)
-    named = {option for table in knobs for row in table for option in re.findall(r"--[\w-]+", row[1])}
+    named = {option for table in knobs for row in table for option in re.findall(r"--[a-z][\w-]*", row[1])}
     assert len(named) > 15 and named <= options_of("serve")
 
 
 def test_options_in_the_prose_are_real_ones():
     """Of one of our commands, or in a cell of the tables, or in a command of the engine that it belongs to."""
     known = set().union(*map(options_of, ("serve", "replay", "compare")))
-    elsewhere = set(re.findall(r"--[\w-]+", "\n".join(line for line in PAGE.splitlines() if line.startswith("|"))))
-    elsewhere |= {o for block in blocks("console") for o in re.findall(r"(?<= )--[\w-]+", block)}
+    elsewhere = set(re.findall(r"--[a-z][\w-]*", "\n".join(line for line in PAGE.splitlines() if line.startswith("|"))))
+    elsewhere |= {o for block in blocks("console") for o in re.findall(r"(?<= )--[a-z][\w-]*", block)}
     prose = re.sub(r"^(```.*?^```|\|.*?)$", "", PAGE, flags=re.DOTALL | re.MULTILINE)
-    assert set(re.findall(r"`(--[\w-]+)", prose)) <= known | elsewhere | {"--help"}
+    assert set(re.findall(r"`(--[a-z][\w-]*)", prose)) <= known | elsewhere | {"--help"}
 
 
 def test_the_metrics_named_are_those_of_the_server():
