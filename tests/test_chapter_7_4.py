@@ -426,11 +426,14 @@ def test_the_workload_goes_into_a_file_and_what_serves_it_exists(tmp_path, capsy
     visits.to_jsonl(tmp_path / "conversations.jsonl")
     lines = (tmp_path / "conversations.jsonl").read_text(encoding="utf-8").splitlines()
     assert "\n".join(lines[1:4]) in output("7.4", "claim-4.7") and f"{len(lines)} lines" in output("7.4", "claim-4.7")
+    (told,) = re.findall(r"(\d+) of (\d+) answers are those of the engine", output("7.4", "claim-4.7"))
+    assert told[0] == told[1] == str(len(book_workload())) and "data: [DONE]" in output("7.4", "claim-4.7")
     assert load_workload(str(tmp_path / "conversations.jsonl")).requests == visits.requests
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out
-    commands = {match[1] for match in re.finditer(r"`?minibatcher (\w+)", section("The same knobs in production"))}
+    text = section("The same knobs in production")
+    commands = {match[1] for match in re.finditer(r"(?:`|^)minibatcher (\w+)", text, re.MULTILINE)}
     assert commands == {"compare", "simulate", "serve", "replay"}
     assert all(re.search(rf"^    {command} ", told, re.MULTILINE) for command in commands)
 
