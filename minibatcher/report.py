@@ -271,7 +271,8 @@ def _other_request(first: Timeline, other: Timeline) -> str | None:
         here, there = other.header.get(key), first.header.get(key)
         if here != there and None not in (here, there):
             if isinstance(here, dict) and isinstance(there, dict):
-                key = next(k for k in here.keys() | there.keys() if here.get(k) != there.get(k))
+                parts = ("name", "num_requests", *here, *there)
+                key = next(k for k in parts if here.get(k) != there.get(k))
                 here, there, key = here.get(key), there.get(key), f"the workload's {key}"
             return f"{key} {_short(here)}, not {_short(there)}"
     if len(other.requests) != len(first.requests):

@@ -48,7 +48,7 @@ ALL_WELL = {f"r{i}": ("length", n) for i, (_, n) in enumerate(ROWS)}
 
 def test_events_are_the_same_however_the_stream_is_cut():
     stream = (
-        b': a comment\r\ndata: {"a": "\xc3\xa9\xe2\x82\xac"}\r\n\r\nevent: x\ndata:two\ndata: lines\n\nid: 7\n\n'
+        b': a comment\r\ndata: {"a": "\xc3\xa9\xe2\x82\xac"}\r\n\r\nevent: x\ndata:two\r\ndata: lines\r\n\r\nid: 7\n\n'
         b"data: cr\r\rdata: [DONE]\n"
     )
     expected = ['{"a": "é€"}'.encode(), b"two\nlines", b"cr", b"[DONE]"]

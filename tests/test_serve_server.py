@@ -364,3 +364,42 @@ def test_somebody_who_was_quicker_to_listen_gets_a_sentence():
         first.listen()
         with second, pytest.raises(InvalidParameter, match="is in use"):
             server.run_server(None, [], second)
+
+
+@in_time
+async def test_with_a_real_engine_that_dies_mid_stream_its_client_hears_of_it_and_so_does_the_server():
+    pytest.importorskip("fastapi")
+    from fakes import fake_engine
+
+    from minibatcher.serve.app import create_app
+    from minibatcher.serve.host import EngineHost
+    from minibatcher.serve.settings import ServeSettings
+
+    engine = fake_engine("continuous", num_blocks=1000, max_model_len=4000)
+    plan, num_steps = engine.scheduler.schedule, 0
+
+    def schedule(now):
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 20:
+            raise RuntimeError("a bug in the scheduler")
+        return plan(now)
+
+    engine.scheduler.schedule = schedule
+    host = EngineHost("fake", engine, 0)
+    listener = listen_on("127.0.0.1", 0)
+    listener.listen()
+    ready = asyncio.Event()
+    it = Server(configure(create_app({"fake": host}, ServeSettings()), Bounds()), [host], FOREVER, ready.set)
+    task = asyncio.create_task(it.serve(sockets=[listener]))
+    await ready.wait()
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    body = b'{"prompt": [1, 2, 3], "max_tokens": 3000, "ignore_eos": true, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % len(body) + body)
+    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    events = await reader.read()
+    assert b'"error"' in events and b"has stopped" in events and b'"finish_reason":"length"' not in events
+    await task
+    assert it.failure == "the engine of model 'fake' has stopped: RuntimeError: a bug in the scheduler"
+    assert not engine.requests and engine.scheduler.kv.num_used_blocks == 0

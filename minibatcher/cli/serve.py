@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import time
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidParameter, MissingDependency
-from ..scheduling import STRATEGIES, strategy
+from ..errors import MissingDependency
+from ..scheduling import STRATEGIES
 from .options import (
     add_engine_options,
     add_model_options,
     add_speed_options,
     check_file,
-    engine_options,
-    load_for,
     names_of,
     positive_int,
     positive_number,
     whole_number,
     writing,
 )
-
-if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..serve.keys import ApiKeys
-    from ..serve.metrics import ServerMetrics
-
-KEY_VARIABLE = "MINIBATCHER_API_KEY"
-SHARE = 0.9  # of a GPU's memory, for all models together
+from .serve_engines import (
+    KEY_VARIABLE,
+    api_keys,
+    model_names,
+    record,
+    say,
+    served_engine_options,
+    timeline_file,
+    warm_engine,
+)
 
 DESCRIPTION = """\
 Serve a model to any client of OpenAI's API, until Ctrl-C.
@@ -51,7 +46,7 @@ The same workload as `minibatcher compare`, over HTTP, and both in one table:
 
 What it does meanwhile: /metrics, under the names that vLLM's dashboards ask for; /health; /openapi.json.
 
-A file of API keys makes each key a tenant with bounds of its own; several keys share the engine fairly:
+A file of API keys makes each key a tenant, with bounds of its own on each model; several share an engine fairly:
   [keys.alice]
   key = "secret"               # or key_sha256 = "64 hex digits"
   tokens_per_s = 500           # also burst_tokens, requests_per_s, burst_requests, max_waiting_requests, priority
@@ -148,22 +143,23 @@ def run(args: argparse.Namespace) -> int:
         raise
     except ImportError as error:
         raise MissingDependency(f"serving needs {error.name}: pip install 'minibatcher[serve]'") from error
-    names = _names(args)
-    files = {name: _timeline_file(args.timeline, name, len(names)) for name in names}
+    names = model_names(args)
+    files = {name: timeline_file(args.timeline, name, len(names)) for name in names}
     for file in files.values():
         check_file(file)
-    keys = _keys(args)
-    options = _engine_options(args, keys)
+    keys = api_keys(args)
+    options = served_engine_options(args, keys)
     listener = listen_on(args.host, args.port)  # before the models are loaded, which may take minutes
     with listener:
         if keys is None and not is_loopback(listener):
-            _say(f"warning: anybody who reaches {args.host} may use this server; --api-key would keep others out")
+            say(f"warning: anybody who reaches {args.host} may use this server; --api-key would keep others out")
         engines = {
-            name: _engine(args, model, options, (i + 1) / len(names)) for i, (name, model) in enumerate(names.items())
+            name: warm_engine(args, model, options, (i + 1) / len(names))
+            for i, (name, model) in enumerate(names.items())
         }
         metrics = ServerMetrics(longest=max(engine.max_model_len for engine in engines.values()))
         for name, engine in engines.items():
-            _record(engine, metrics, name, keep=args.timeline is not None)
+            record(engine, metrics, name, keep=args.timeline is not None)
         created = int(time.time())
         hosts = {name: EngineHost(name, engine, created) for name, engine in engines.items()}
         settings = ServeSettings(
@@ -172,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         url = url_of(listener)
 
         def ready() -> None:
-            _say(f"/health, /metrics and /openapi.json are at {url}")
+            say(f"/health, /metrics and /openapi.json are at {url}")
             print(f"minibatcher serves {', '.join(hosts)} at {url}/v1 (Ctrl-C stops)", flush=True)
 
         failure = run_server(
@@ -192,88 +188,8 @@ def run(args: argparse.Namespace) -> int:
         if file is not None:
             with writing(file):
                 engines[name].timeline.save(file)
-            _say(f"the timeline of {name} is in {file}")
+            say(f"the timeline of {name} is in {file}")
     if failure is not None:
-        _say(failure)
+        say(failure)
         return 1
     return 0
-
-
-def _names(args: argparse.Namespace) -> dict[str, str]:
-    """What clients call each model → the model. Raises InvalidParameter."""
-    models = args.model or ["bard"]
-    names = args.served_model_name or models
-    if len(names) != len(models):
-        raise InvalidParameter(f"{len(models)} --model need as many --served-model-name, not {len(names)}")
-    twice = [name for name, n in Counter(names).items() if n > 1]
-    if twice or not all(name.strip() for name in names):
-        raise InvalidParameter(
-            f"two models are called {twice[0]!r}; give each a --served-model-name" if twice else "a model needs a name"
-        )
-    return dict(zip(names, models))
-
-
-def _timeline_file(given: str | None, name: str, num_models: int) -> str | None:
-    """One for each model: run.json, or run-NAME.json where there are several."""
-    if given is None or num_models == 1:
-        return given
-    path = Path(given)
-    return str(path.with_name(f"{path.stem}-{name.replace('/', '-')}{path.suffix}"))
-
-
-def _keys(args: argparse.Namespace) -> ApiKeys | None:
-    from ..serve.keys import ApiKeys
-
-    if args.api_keys is not None:
-        return ApiKeys.from_file(args.api_keys)
-    secret = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE)
-    return None if secret is None else ApiKeys.single(secret)
-
-
-def _engine_options(args: argparse.Namespace, keys: ApiKeys | None) -> dict[str, Any]:
-    """What all engines are told. Raises InvalidParameter."""
-    paged = strategy(args.strategy).kv_layout == "paged"
-    caching = paged if args.enable_prefix_caching is None else args.enable_prefix_caching == ("on",)
-    options = engine_options(args) | {"strategy": args.strategy, "enable_prefix_caching": caching, "keep_going": True}
-    if keys is not None:
-        options["limits"] = keys.limits(args.max_waiting_requests, args.max_waiting_tokens)
-        if len(keys) > 1:
-            options.setdefault("ordering", "fair-share")
-        if keys.has_priorities and options.get("ordering") != "priority":
-            _say("warning: priorities of keys are heeded with --ordering priority only")
-    return options
-
-
-def _engine(args: argparse.Namespace, model: str, options: dict[str, Any], share: float) -> Engine:
-    """Loaded and warm. share: of the GPU's memory that models may fill, up to this one and those before it."""
-    from ..build import build_engine
-    from ..compare import warm_up
-
-    _say(f"loading {model} …")
-    loaded = load_for(argparse.Namespace(**(vars(args) | {"model": model})))
-    if loaded.device.type == "cuda":
-        options = options | {"gpu_memory_utilization": options.get("gpu_memory_utilization", SHARE) * share}
-    engine = build_engine(loaded, **options)
-    engine.monitor = None  # its samples would fill memory for as long as the server runs
-    warm_up(engine, loaded)
-    scheduler = engine.scheduler
-    kv, config = scheduler.kv, scheduler.config
-    _say(
-        f"{model} on {loaded.device} in {str(loaded.dtype).removeprefix('torch.')}: {scheduler.name}, "
-        f"{config.max_num_seqs} slots, KV for {kv.num_blocks * kv.block_size:,} tokens, prefix caching "
-        f"{'on' if kv.shares_prefixes else 'off'}, ordering {config.ordering}, context {engine.max_model_len:,} tokens"
-    )
-    return engine
-
-
-def _record(engine: Engine, metrics: ServerMetrics, name: str, keep: bool) -> None:
-    """Count what the engine does; keep: all of it."""
-    from ..recorder import TimelineRecorder
-    from ..serve.recorder import ServeRecorder
-
-    engine.recorder = ServeRecorder(metrics, name, engine.scheduler, TimelineRecorder() if keep else None)
-    engine.reset()
-
-
-def _say(sentence: str) -> None:
-    print(f"minibatcher serve: {sentence}", file=sys.stderr, flush=True)
