@@ -18,7 +18,7 @@ from minibatcher.limits import Limits, TenantLimit
 from minibatcher.model.loader import load_model
 from minibatcher.request import FinishReason, Request, SamplingParams
 from minibatcher.runners.base import StepResult
-from minibatcher.serve import answering
+from minibatcher.serve import answering, failures
 from minibatcher.serve.app import create_app
 from minibatcher.serve.host import EngineHost
 from minibatcher.serve.settings import ServeSettings
@@ -401,6 +401,26 @@ def test_a_field_that_makes_no_sense_is_named(host, param, fields):
 def test_a_field_of_a_chat_that_makes_no_sense_is_named(host, param, fields):
     reply = talk(host, lambda client: client.chat(**fields))
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "a", "stop": [1] * 500_000}),
+        ("completions", {"prompt": [[1]] * 500_000}),
+        ("completions", {"prompt": "a", "stop_token_ids": [-1] * 500_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": [1] * 256}] * 2_000}),
+    ],
+    ids=["stop", "prompt", "stop_token_ids", "messages"],
+)
+def test_a_million_faults_are_told_of_as_one(host, monkeypatch, path, body):
+    """Each fault costs far more than the byte that makes it, and the loop serves others too."""
+    counts: list[int] = []
+    explain = failures._invalid
+    monkeypatch.setattr(failures, "_invalid", lambda error: (counts.append(len(error.errors())), explain(error))[1])
+    reply = talk(host, lambda client: client.send("POST", f"/v1/{path}", json.dumps(body).encode(), JSON))
+    assert reply.status == 400 and len(reply.body) < 2_000
+    assert counts and counts[0] < 1_000
 
 
 def test_what_changes_nothing_is_accepted(host):

@@ -77,12 +77,20 @@ def test_who_is_slow_to_ask_is_timed_out(address, what):
     with connection(address) as sock:
         answer = drip(sock, *SLOW[what])
         check_error(answer, 408)
-        assert answer.headers["connection"] == "close" and sock.recv(1) == b""
+        assert answer.headers["connection"] == "close" and is_closed(sock)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """By the server, with an end of stream, or with a reset since bytes were on their way to it."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_who_says_nothing_is_hung_up_on(address):
     with connection(address) as sock:
-        assert sock.recv(1) == b""  # TimeoutError if it waits for ever
+        assert is_closed(sock)  # TimeoutError if it waits for ever
 
 
 def test_the_second_request_of_a_connection_is_timed_too(address):
@@ -95,9 +103,9 @@ def test_the_second_request_of_a_connection_is_timed_too(address):
 def test_time_limits_are_for_asking_not_for_answering(address):
     """An answer may take longer than a client may to ask: its connection stays."""
     with connection(address) as sock:
-        sock.sendall(post(COMPLETIONS, LONG))
+        sock.sendall(post(COMPLETIONS, LONG | {"max_tokens": 1000}))
         answer = read_answer(sock)
-        assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 1900
+        assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 1000
 
 
 def test_a_crowd_of_slow_clients_keeps_nobody_out(address):
@@ -115,18 +123,19 @@ def test_a_crowd_of_slow_clients_keeps_nobody_out(address):
 
 
 @contextmanager
-def deaf_client(address, body):
+def deaf_client(address, body=None):
     """Asks for more than the buffers between here and the server hold, and reads none of it."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(PATIENCE_S)
         sock.connect(address)
-        sock.sendall(post(COMPLETIONS, body))
+        if body:
+            sock.sendall(post(COMPLETIONS, body))
         yield sock
 
 
-# Some megabytes of events: each carries its log-probabilities.
-MUCH = LONG | {"stream": True, "n": 4, "logprobs": 20}
+# A megabyte of events: each carries its log-probabilities.
+MUCH = LONG | {"stream": True, "n": 4, "logprobs": 20, "max_tokens": 300}
 
 
 def test_who_does_not_read_stalls_nobody_and_keeps_no_slot(server, address):
@@ -143,7 +152,7 @@ def test_who_has_not_read_at_first_gets_it_all_later(server, address):
         check_nothing_in_use(server.url)
         answer = read_answer(sock)
     events = answer.body.decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""] and len(events) >= 4 * 1900 + 2
+    assert events[-2:] == ["data: [DONE]", ""] and len(events) == 4 * 300 + 2
 
 
 def test_a_deaf_client_does_not_hold_up_the_end():
@@ -158,7 +167,7 @@ def test_a_deaf_client_does_not_hold_up_the_end():
 
 
 def test_many_requests_on_one_connection_and_no_ear_for_the_answers(address):
-    with connection(address) as sock:
+    with deaf_client(address) as sock:
         sock.settimeout(1)
         with pytest.raises(TimeoutError):  # the server does not take in without bound
             for _ in range(100_000):

@@ -226,9 +226,9 @@ def test_a_chat_and_its_stream(client):
 def test_a_chat_ends_by_itself_and_without_max_tokens_may_fill_the_context(client):
     answer = chat(client, temperature=0)
     assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens > 1
-    story = [{"role": "user", "content": "so " * 900}]
+    story = [{"role": "user", "content": "so " * 1800}]
     long = chat(client, story, temperature=0, extra_body={"ignore_eos": True})
-    assert long.choices[0].finish_reason == "length" and 100 < long.usage.completion_tokens < 1100
+    assert long.choices[0].finish_reason == "length" and 100 < long.usage.completion_tokens < 300
     assert long.usage.total_tokens == client.models.retrieve("bard").max_model_len
 
 

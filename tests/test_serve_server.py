@@ -6,10 +6,13 @@ import json
 import os
 import signal
 import socket
+import time
 
 import pytest
 
 pytest.importorskip("uvicorn")
+
+from fakes import fake_engine
 
 from minibatcher.errors import InvalidParameter
 from minibatcher.serve import connections, server
@@ -366,15 +369,47 @@ def test_somebody_who_was_quicker_to_listen_gets_a_sentence():
             server.run_server(None, [], second)
 
 
-@in_time
-async def test_with_a_real_engine_that_dies_mid_stream_its_client_hears_of_it_and_so_does_the_server():
+@contextlib.asynccontextmanager
+async def serving(engine):
+    """The real application and host around an engine; yields the server, its port, and what /metrics says."""
     pytest.importorskip("fastapi")
-    from fakes import fake_engine
-
+    pytest.importorskip("prometheus_client")
     from minibatcher.serve.app import create_app
     from minibatcher.serve.host import EngineHost
+    from minibatcher.serve.metrics import ServerMetrics
+    from minibatcher.serve.recorder import ServeRecorder
     from minibatcher.serve.settings import ServeSettings
 
+    metrics = ServerMetrics()
+    engine.recorder = ServeRecorder(metrics, "fake", engine.scheduler)
+    engine.reset()
+    host, ready = EngineHost("fake", engine, 0), asyncio.Event()
+    app = create_app({"fake": host}, ServeSettings(metrics=metrics))
+    listener = listen_on("127.0.0.1", 0)
+    listener.listen()
+    it = Server(configure(app, Bounds()), [host], FOREVER, ready.set)
+    it.task, it.port = asyncio.create_task(it.serve(sockets=[listener])), listener.getsockname()[1]
+    it.lines = lambda: metrics.exposition(None)[0].decode().splitlines()
+    await ready.wait()
+    try:
+        yield it
+    finally:
+        it.should_exit = it.force_exit = True
+        await it.task
+    assert not engine.requests and engine.scheduler.kv.num_used_blocks == 0
+
+
+async def complete(port, **fields):
+    """Ask for a completion; the answer's head has come."""
+    body = json.dumps({"prompt": [1, 2, 3], "ignore_eos": True} | fields).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    writer.write(head % len(body) + body)
+    return await reader.readuntil(b"\r\n\r\n"), reader, writer
+
+
+@in_time
+async def test_with_an_engine_that_dies_mid_stream_its_client_hears_of_it_and_so_does_the_server():
     engine = fake_engine("continuous", num_blocks=1000, max_model_len=4000)
     plan, num_steps = engine.scheduler.schedule, 0
 
@@ -385,21 +420,43 @@ async def test_with_a_real_engine_that_dies_mid_stream_its_client_hears_of_it_an
             raise RuntimeError("a bug in the scheduler")
         return plan(now)
 
-    engine.scheduler.schedule = schedule
-    host = EngineHost("fake", engine, 0)
-    listener = listen_on("127.0.0.1", 0)
-    listener.listen()
-    ready = asyncio.Event()
-    it = Server(configure(create_app({"fake": host}, ServeSettings()), Bounds()), [host], FOREVER, ready.set)
-    task = asyncio.create_task(it.serve(sockets=[listener]))
-    await ready.wait()
-    reader, writer = await asyncio.open_connection(*listener.getsockname())
-    body = b'{"prompt": [1, 2, 3], "max_tokens": 3000, "ignore_eos": true, "stream": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    writer.write(head % len(body) + body)
-    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
-    events = await reader.read()
-    assert b'"error"' in events and b"has stopped" in events and b'"finish_reason":"length"' not in events
-    await task
-    assert it.failure == "the engine of model 'fake' has stopped: RuntimeError: a bug in the scheduler"
-    assert not engine.requests and engine.scheduler.kv.num_used_blocks == 0
+    async with serving(engine) as it:
+        engine.scheduler.schedule = schedule
+        head, reader, _ = await complete(it.port, max_tokens=3000, stream=True)
+        assert b"200 OK" in head
+        events = await reader.read()
+        assert b'"error"' in events and b"has stopped" in events and b'"finish_reason":"length"' not in events
+        await it.task
+        assert it.failure == "the engine of model 'fake' has stopped: RuntimeError: a bug in the scheduler"
+
+
+@in_time
+async def test_who_is_refused_and_who_leaves_is_counted():
+    engine = fake_engine("continuous", num_blocks=2000, max_model_len=4000)
+    async with serving(engine) as it:
+        head, _, _ = await complete(it.port, max_tokens=4000)
+        assert b"400 Bad Request" in head
+        refused = 'minibatcher:requests_refused_total{model_name="fake",reason="context_length_exceeded"} 1.0'
+        assert refused in it.lines()
+        head, _, _ = await complete(it.port, max_tokens=10, n=2)
+        assert b"200 OK" in head
+        assert 'minibatcher:requests_left_total{model_name="fake"} 0.0' in it.lines()
+        engine.runner = Slow(engine.runner)
+        _, reader, writer = await complete(it.port, max_tokens=3000, n=2, stream=True)
+        await reader.readline()
+        writer.close()
+        await it._until(lambda: not engine.requests, 10)
+        assert 'minibatcher:requests_left_total{model_name="fake"} 2.0' in it.lines()
+        assert 'vllm:request_success_total{finished_reason="abort",model_name="fake"} 2.0' in it.lines()
+        assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 2.0' in it.lines()
+
+
+class Slow:
+    """A runner that leaves a client the time to go away."""
+
+    def __init__(self, runner):
+        self.runner = runner
+
+    def run(self, plan):
+        time.sleep(0.002)
+        return self.runner.run(plan)

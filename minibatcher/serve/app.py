@@ -79,17 +79,17 @@ def _add_generation(api: APIRouter) -> None:
 
     @api.post("/completions", response_model=CompletionAnswer, responses=errors | {200: {"content": EVENTS}})
     async def completions(http: Request, body: CompletionBody) -> Response:
-        return await complete(http, _call(http, body, "cmpl", "prompt"), body)
+        return await complete(http, await _call(http, body, "cmpl", "prompt"), body)
 
     @api.post("/chat/completions", response_model=ChatAnswer, responses=errors | {200: {"content": EVENTS}})
     async def chat_completions(http: Request, body: ChatBody) -> Response:
-        return await chat(http, _call(http, body, "chatcmpl", "messages"), body)
+        return await chat(http, await _call(http, body, "chatcmpl", "messages"), body)
 
 
-def _call(http: Request, body: SamplingBody, prefix: str, prompt_field: str) -> Call:
+async def _call(http: Request, body: SamplingBody, prefix: str, prompt_field: str) -> Call:
     host = _host_of(http, body)
     host.check_open()
-    check_supported(body)
+    check_supported(body, await http.json())
     answer_id = f"{prefix}-{http.state.request_id}"
     return Call(host, http.app.state.settings, http.state.key, answer_id, int(time.time()), prompt_field)
 

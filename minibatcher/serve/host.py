@@ -171,11 +171,13 @@ class Stream:
             self._news.clear()
             await self._news.wait()
 
-    def abort(self) -> None:
-        """End the requests that are left: nobody wants them any more. Does not wait; a second time does nothing."""
-        if not self._aborted and self._num_left:
-            self._aborted = True
-            self.host._abort(self.requests)
+    def abort(self) -> int:
+        """End the requests that are left: nobody wants them any more. Does not wait; says how many there are."""
+        if self._aborted or not self._num_left:
+            return 0
+        self._aborted = True
+        self.host._abort(self.requests)
+        return self._num_left
 
     def _take(self, output: Output) -> None:
         self._num_left -= output.finish_reason is not None

@@ -132,12 +132,12 @@ class ServerMetrics:
         """Show what this one counts."""
         self._recorders[recorder.model_name] = recorder
 
-    def refused(self, model_name: str, reason: str) -> None:
-        """A request was not let in. reason: one of a few codes, never a client's own words."""
-        self._recorders[model_name].sums.add("minibatcher:requests_refused", 1, reason)
+    def refused(self, model_name: str, reason: str, num_requests: int) -> None:
+        """They were not let in. reason: one of a few codes, never a client's own words."""
+        self._recorders[model_name].sums.add("minibatcher:requests_refused", num_requests, reason)
 
-    def left(self, model_name: str, num_requests: int = 1) -> None:
-        """A client went away before these had ended."""
+    def left(self, model_name: str, num_requests: int) -> None:
+        """Their client went away before they had ended."""
         self._recorders[model_name].sums.add("minibatcher:requests_left", num_requests)
 
     def collect(self) -> Iterator[Metric]:
