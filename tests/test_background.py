@@ -316,9 +316,10 @@ def kept_open(engine=None, todo=(), **options) -> tuple[BackgroundRun, FakeWait]
     return run, wait
 
 
+@pytest.mark.parametrize("engine_class", [Engine, AheadEngine])
 @pytest.mark.parametrize("clock", [WallClock, VirtualClock])
-def test_a_run_that_is_kept_open_sleeps_until_it_is_woken(clock):
-    engine = fake_engine("continuous", max_num_seqs=2)
+def test_a_run_that_is_kept_open_sleeps_until_it_is_woken(clock, engine_class):
+    engine = fake_engine("continuous", engine_class=engine_class, max_num_seqs=2)
     engine.clock = clock()
     run, wait = kept_open(engine)
     done = threading.Event()
