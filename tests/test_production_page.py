@@ -69,7 +69,7 @@ def test_an_engine_has_a_row_with_medians_and_how_many_answers_are_the_same(tmp_
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
     assert rows[0] == ["minibatcher", "110 (100, 120)", "1.00 / 10.0", "– / –", "30.0 / 300", "6 of 6", "2 of 2"]
     assert rows[1] == ["vllm", "50.0 (50.0, 50.0)", "1.00 / 10.0", "– / –", "30.0 / 300", "1 of 2", "1 of 2"]
-    assert "runs of each: 1 to 3" in text and "2 requests of the workload w, seed 3; 2 processors" in text
+    assert "medians of 1 to 3 runs of each" in text and "2 requests of the workload w, seed 3; 2 processors" in text
     assert "minibatcher 1.2, vllm 1.2; 2030-01-02." in text
     assert text.endswith("\n- minibatcher --threads 2\n- vllm --threads 2\n")
 

@@ -107,10 +107,10 @@ def _same(first: Run, other: Run) -> str:
 def _circumstances(engines: dict[str, list[Run]]) -> str:
     runs = [run for of_engine in engines.values() for run in of_engine]
     header, workload = runs[0].header, runs[0].header["workload"]
-    rounds = dict.fromkeys(len(of_engine) for of_engine in engines.values())
+    rounds = sorted({len(of_engine) for of_engine in engines.values()})
     processors = {run.measured.get("num_cpus") for run in runs} - {None}
     facts = [
-        f"runs of each: {' to '.join(map(str, sorted(rounds)))}, medians",
+        f"medians of {' to '.join(map(str, rounds))} runs of each",
         f"{runs[0].metrics['num_requests']} requests of the workload {workload['name']}, seed {header['seed']}",
         *(f"{count} processors" for count in processors),
         ", ".join(dict.fromkeys(version for run in runs if (version := _version(run.header)))),
