@@ -40,6 +40,7 @@ def no_model_is_loaded(monkeypatch):
         (["--strategy", "fastest"], "unknown strategy 'fastest'"),
         (["--ordering", "priority,fcfs"], "must name one of"),
         (["--enable-prefix-caching", "off,on"], "must name one of off, on"),
+        (["--strategy", "static", "--enable-prefix-caching", "on"], "the strategy static has no KV blocks to share"),
         (["--max-waiting-requests", "0"], "not a whole number of at least 1"),
         (["--model", "bard", "--model", "bard"], "two models are called 'bard'; give each a --served-model-name"),
         (["--served-model-name", "a", "--served-model-name", "b"], "1 --model need as many --served-model-name, not 2"),

@@ -19,6 +19,7 @@ from minibatcher.serve import connections, server
 from minibatcher.serve.connections import Bounds
 from minibatcher.serve.server import Server, configure, is_loopback, listen_on, url_of
 
+posix = pytest.mark.skipif(os.name != "posix", reason="elsewhere a process can't send itself a signal")
 FOREVER = 60.0  # longer than any test waits
 SOON = 0.15
 
@@ -273,6 +274,7 @@ async def test_who_finds_too_many_connections_is_told_and_who_finds_far_too_many
         assert (await answer(reader))[0] == 200
 
 
+@posix
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_after_a_signal_what_is_under_way_is_finished_and_nobody_new_comes(number):
     @in_time
@@ -294,6 +296,7 @@ def test_after_a_signal_what_is_under_way_is_finished_and_nobody_new_comes(numbe
     check()
 
 
+@posix
 @in_time
 async def test_what_takes_longer_than_the_shutdown_may_is_aborted_and_its_client_hears_of_it():
     async with running(shutdown_timeout_s=SOON) as it:
@@ -304,6 +307,7 @@ async def test_what_takes_longer_than_the_shutdown_may_is_aborted_and_its_client
         await it.task
 
 
+@posix
 @in_time
 async def test_a_second_signal_aborts_at_once():
     async with running() as it:

@@ -58,6 +58,11 @@ def served_engine_options(args: argparse.Namespace, keys: ApiKeys | None) -> dic
     """What all engines are told. Raises InvalidParameter."""
     paged = strategy(args.strategy).kv_layout == "paged"
     caching = paged if args.enable_prefix_caching is None else args.enable_prefix_caching == ("on",)
+    if caching and not paged:
+        raise InvalidParameter(
+            f"the strategy {args.strategy} has no KV blocks to share; leave --enable-prefix-caching out, or take "
+            "--strategy continuous or chunked"
+        )
     options = engine_options(args) | {"strategy": args.strategy, "enable_prefix_caching": caching, "keep_going": True}
     if keys is not None:
         options["limits"] = keys.limits(args.max_waiting_requests, args.max_waiting_tokens)
