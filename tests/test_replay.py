@@ -310,6 +310,16 @@ def test_tenants_priorities_and_texts():
         replay(workload(), server.url, chat=True)
 
 
+def test_random_tokens_may_go_as_text():
+    with fake_server() as server:
+        timeline = replay(workload(), server.url, tokenizer="bard", as_text=True)
+    assert served(timeline) == ALL_WELL
+    assert all(isinstance(body["prompt"], str) and body["prompt"] for body in server.bodies)
+    assert len({body["prompt"] for body in server.recorded}) == len(ROWS)
+    sent = sum(p for p, _ in ROWS)
+    assert f"in all 28 tokens, not {sent}" in " ".join(timeline.header["client_notes"])  # the server counts seven each
+
+
 def test_tokens_that_an_earlier_replay_left_in_the_cache_are_told():
     async def cached(body):
         for i in range(body["max_tokens"]):

@@ -69,9 +69,14 @@ def _lengths(asks: Sequence[Ask], answers: Sequence[Answer], timeline: Timeline)
             f"{other:,} of {len(ended):,} answers did not have the length that was asked for: this server does not go "
             "on after the end of sequence, or counts otherwise, so the work is not the same"
         )
-    grown = sum(ask.num_prompt_tokens is not None and r.num_prompt_tokens != ask.num_prompt_tokens for ask, r in ended)
-    if grown:
-        notes.append(f"the server counts other prompt lengths than were sent for {grown:,} of {len(ended):,} requests")
+    pairs = [(ask.num_prompt_tokens, r.num_prompt_tokens) for ask, r in ended if ask.num_prompt_tokens is not None]
+    other_prompts = sum(sent != counted for sent, counted in pairs)
+    if other_prompts:
+        sent, counted = map(sum, zip(*pairs))
+        notes.append(
+            f"the server counts other prompt lengths than the workload's for {other_prompts:,} of {len(pairs):,} "
+            f"requests: in all {counted:,} tokens, not {sent:,}"
+        )
     return notes
 
 
