@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs minibatcher[serve]")
 
 from minibatcher.build import build_engine
+from minibatcher.errors import QueueFull, RateLimited
 from minibatcher.limits import Limits, TenantLimit
 from minibatcher.model.loader import load_model
 from minibatcher.request import FinishReason, Request, SamplingParams
@@ -294,6 +295,13 @@ def test_a_chat_answer_may_fill_the_context(model):
     assert chat["total_tokens"] == 64 and completion["completion_tokens"] == 16
 
 
+def test_a_template_hears_of_a_developer_as_the_system(host, monkeypatch):
+    monkeypatch.setattr(host.tokenizer, "chat_template", "{{ messages[0]['role'] }}")
+    messages = [{"role": "developer", "content": "Be brief."}]
+    reply = talk(host, lambda client: client.chat(messages=messages, return_token_ids=True))
+    assert reply.json["prompt_token_ids"] == host.tokenizer.encode("system")
+
+
 def test_a_template_that_raises_is_the_clients_fault(host, monkeypatch):
     monkeypatch.setattr(host.tokenizer, "chat_template", "{{ messages[0]['content'] / 2 }}")
     reply = talk(host, lambda client: client.chat())
@@ -421,6 +429,20 @@ def test_a_million_faults_are_told_of_as_one(host, monkeypatch, path, body):
     reply = talk(host, lambda client: client.send("POST", f"/v1/{path}", json.dumps(body).encode(), JSON))
     assert reply.status == 400 and len(reply.body) < 2_000
     assert counts and counts[0] < 1_000
+
+
+def test_a_text_that_can_never_fit_is_not_even_tokenized(host, monkeypatch):
+    def encode(*_: Any, **__: Any):
+        raise AssertionError("this takes seconds")
+
+    monkeypatch.setattr(type(host.tokenizer), "encode", encode)
+    text = "a" * (host.longest_token * 2_048 + 1)
+
+    async def conversation(client):
+        return await client.complete(text), await client.complete(["a", text]), await client.chat(text)
+
+    for reply in talk(host, conversation):
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_what_changes_nothing_is_accepted(host):
@@ -615,6 +637,13 @@ def test_a_rate_limit_says_when_to_come_back(model):
         never, fine, later, again, last = talk(host, conversation)
     assert [reply.status for reply in (never, fine, later, again, last)] == [400, 200, 429, 429, 200]
     assert 60 < int(again.headers["retry-after"]) <= int(later.headers["retry-after"]) <= 100  # of both; it costs none
+
+
+@pytest.mark.parametrize(("wait", "told"), [(None, "1"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (99.5, "100")])
+def test_a_wait_is_told_in_whole_seconds_that_suffice(wait, told):
+    for kind in (QueueFull, RateLimited):
+        error = failures.explain(kind("no room", need=1, have=0, unit="requests", hint="wait", retry_after_s=wait))
+        assert (error.status, error.headers["Retry-After"]) == (429, told)
 
 
 def test_a_quota_that_is_used_up_for_good_is_no_matter_of_waiting(model):
