@@ -31,6 +31,7 @@ LAYERS = [
         "claims",
         "calibrate",
         "report",
+        "report_answers",
         "report_notes",
         "report_rows",
         "report_capacity",
