@@ -30,15 +30,17 @@ def spread(value):
     return {"p50": value, "p99": 10 * value}
 
 
-def report(name="minibatcher", speed=100.0, hashes=("a", "b"), num_finished=None, **changes):
+def report(name="minibatcher", speed=100.0, hashes=("a", "b"), ends=("length", "stop"), **changes):
     run = {
         "num_requests": 2,
-        "num_finished": num_finished or {"stop": 0, "length": 2, "abort": 0},
         "output_tokens_per_s": speed,
         "ttft_ms": spread(1.0),
         "itl_ms": None,
         "e2el_ms": spread(30.0),
-        "requests": [{"id": f"r{i}", "output_hash": one, "token_times": [1, 2]} for i, one in enumerate(hashes)],
+        "requests": [
+            {"id": f"r{i}", "output_hash": one, "finish_reason": end, "token_times": [1, 2]}
+            for i, (one, end) in enumerate(zip(hashes, ends))
+        ],
         "slot_occupancy": None,
         "header": {"base_url": "http://10.0.0.7:8000/v1", "server": {"owned_by": name, "version": "1.2"}},
     }
@@ -64,14 +66,19 @@ def table_of(tmp_path, *reports):
 
 
 def test_an_engine_has_a_row_with_medians_and_how_many_answers_are_the_same(tmp_path):
-    others = [report("vllm", 50.0, ("a", "x"), {"stop": 1, "length": 0, "refused": 1}), report(speed=120.0)]
+    others = [report("vllm", 50.0, ("a", "x")), report(speed=120.0)]
     text = table_of(tmp_path, report(), *others, report(speed=110.0))
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
     assert rows[0] == ["minibatcher", "110 (100, 120)", "1.00 / 10.0", "– / –", "30.0 / 300", "6 of 6", "2 of 2"]
-    assert rows[1] == ["vllm", "50.0 (50.0, 50.0)", "1.00 / 10.0", "– / –", "30.0 / 300", "1 of 2", "1 of 2"]
+    assert rows[1] == ["vllm", "50.0 (50.0, 50.0)", "1.00 / 10.0", "– / –", "30.0 / 300", "2 of 2", "1 of 2"]
     assert "medians of 1 to 3 runs of each" in text and "2 requests of the workload w, seed 3; 2 processors" in text
     assert "minibatcher 1.2, vllm 1.2; 2030-01-02." in text
     assert text.endswith("\n- minibatcher --threads 2\n- vllm --threads 2\n")
+
+
+def test_who_was_refused_has_no_answer_that_could_be_the_same(tmp_path):
+    rows = table_of(tmp_path, report(), report("vllm", hashes=("a", "b"), ends=("length", "refused"))).splitlines()
+    assert rows[3].endswith("| 1 of 2 | 1 of 1 |")
 
 
 def test_what_the_client_had_to_say_stands_below(tmp_path):

@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..metrics import COMPLETED
 from ..report_rows import number
 from .notebooks import BuildError
 
 FOLDER = "chapters/measured/production"
-METRICS = ("num_requests", "num_finished", "output_tokens_per_s", "ttft_ms", "itl_ms", "e2el_ms")
+REQUEST = ("id", "finish_reason", "output_hash")
+METRICS = ("num_requests", "output_tokens_per_s", "ttft_ms", "itl_ms", "e2el_ms")
 Report = dict[str, Any]
 
 
@@ -26,8 +28,10 @@ class Run:
     setting: str
 
     @property
-    def hashes(self) -> dict[str, str | None]:
-        return {request["id"]: request["output_hash"] for request in self.metrics["requests"]}
+    def answers(self) -> dict[str, str | None]:
+        """Of requests that were served: the hash of their tokens, None where the server does not tell them."""
+        served = [request for request in self.metrics["requests"] if request["finish_reason"] in COMPLETED]
+        return {request["id"]: request["output_hash"] for request in served}
 
 
 def keep(report: Report) -> Report:
@@ -36,7 +40,7 @@ def keep(report: Report) -> Report:
         name: {key: run[key] for key in METRICS}
         | {
             "header": _public(run["header"]),
-            "requests": [{key: request[key] for key in ("id", "output_hash")} for request in run["requests"]],
+            "requests": [{key: request[key] for key in REQUEST} for request in run["requests"]],
         }
         for name, run in report["strategies"].items()
     }
@@ -83,8 +87,7 @@ def measured(root: Path) -> str:
         cells = [name, f"{number(median(speeds), 3)} ({number(min(speeds), 3)}, {number(max(speeds), 3)})"]
         for metric in ("ttft_ms", "itl_ms", "e2el_ms"):
             cells.append(" / ".join(number(_middle(runs, metric, p), 3) for p in ("p50", "p99")))
-        ended = [run.metrics["num_finished"] for run in runs]
-        served = sum(one.get("stop", 0) + one.get("length", 0) for one in ended)
+        served = sum(len(run.answers) for run in runs)
         cells.append(f"{served:,} of {sum(run.metrics['num_requests'] for run in runs):,}")
         cells.append(_same(engines[first][0], runs[0]))
         lines.append(f"| {' | '.join(cells)} |")
@@ -98,10 +101,10 @@ def _middle(runs: list[Run], metric: str, percentile: str) -> float | None:
 
 
 def _same(first: Run, other: Run) -> str:
-    """How many answers two runs have in common, by the hash of their tokens."""
-    pairs = [(mine, other.hashes.get(name)) for name, mine in first.hashes.items()]
+    """How many answers two runs have in common, of those that both have."""
+    pairs = [(mine, other.answers[name]) for name, mine in first.answers.items() if name in other.answers]
     told = [pair for pair in pairs if None not in pair]
-    return f"{sum(mine == its for mine, its in told):,} of {len(pairs):,}" if told else "–"
+    return f"{sum(mine == its for mine, its in told):,} of {len(told):,}" if told else "–"
 
 
 def _circumstances(engines: dict[str, list[Run]]) -> str:
