@@ -3,10 +3,11 @@
     python -m venv guidellm && guidellm/bin/pip install guidellm
     python tests/load_generator.py guidellm guidellm/bin/python
 
-The generator sends a workload to `minibatcher serve`, which keeps its own record of that run: both sides' numbers stand
-side by side. Between these runs `minibatcher replay` sends the same lengths at the same times, in runs of its own.
-`vllm` in place of `guidellm` takes vLLM's own `bench serve`, from any environment that has vLLM. A figure that differs
-by more than 5 % from what the server saw is marked, and the exit code is 1. Measure on a quiet machine.
+The generator sends a workload to `minibatcher serve`, which keeps a record of that run and counts it in /metrics: both
+sides' numbers stand side by side. Between these runs `minibatcher replay` sends the same lengths at the same times, in
+runs of its own. `vllm` in place of `guidellm` takes vLLM's own `bench serve`, from an environment that has vLLM. Each
+difference of more than 5 % is marked; the exit code is 1 if the two sides of one run differ so much. Take a model whose
+steps are long beside the way through HTTP (a few milliseconds: with bard it is a tenth of the TTFT), a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from load_generators import GENERATORS, Figures, Generator, flat, trace_rows
-from serving import running_server
+from serving import Metrics, running_server
 
 from minibatcher.metrics import summarize
 from minibatcher.provenance import circumstances
@@ -32,12 +33,41 @@ from minibatcher.workload import Workload, load_workload
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 0.05  # of difference
+SHORTEST = 8  # tokens of a prompt
+COUNTERS = {
+    "num_requests": "vllm:request_success_total",
+    "num_prompt_tokens": "vllm:prompt_tokens_total",
+    "num_output_tokens": "vllm:generation_tokens_total",
+}
+HISTOGRAMS = {
+    "ttft_ms": "vllm:time_to_first_token_seconds",
+    "tpot_ms": "vllm:request_time_per_output_token_seconds",
+    "itl_ms": "vllm:inter_token_latency_seconds",
+    "e2el_ms": "vllm:e2e_request_latency_seconds",
+}
+
+
+def workload_of(num_requests: int, request_rate: float, max_model_len: int) -> Workload:
+    """What a generator can send: none makes prompts of a token or two, and where it sends text, the server may find a
+    few tokens more in it."""
+    workload = load_workload("azure-conv", num_requests=num_requests, request_rate=request_rate)
+    workload = workload.fit_to_context(max_model_len - max_model_len // 16)
+    return replace(workload, requests=tuple(r for r in workload if (r.prompt_tokens or 0) >= SHORTEST))
 
 
 def own_figures(timeline: Timeline, num_requests: int) -> Figures:
     """Of the last so many requests to arrive: earlier ones were a warm-up."""
     last = sorted(timeline.requests.values(), key=lambda r: r.arrival_time)[-num_requests:]
     return flat(summarize(replace(timeline, requests={r.request_id: r for r in last}, steps=[])))
+
+
+def metrics_figures(metrics: Callable[[str], float]) -> Figures:
+    """What /metrics has counted since the server began; of latencies only the means can be had exactly."""
+    counts = {name: metrics(counter) for name, counter in COUNTERS.items()}
+    return counts | {
+        f"{name} mean": metrics(f"{histogram}_sum") / metrics(f"{histogram}_count") * 1e3
+        for name, histogram in HISTOGRAMS.items()
+    }
 
 
 def differences(theirs: Figures, ours: Figures) -> dict[str, float]:
@@ -50,16 +80,19 @@ def medians(runs: list[Figures]) -> Figures:
 
 
 def table(theirs: str, runs: Mapping[str, Figures]) -> str:
-    """runs: "generator", "server" (the same run, seen from the other side) and "replay". Medians of all rounds."""
-    heads = ("", theirs, "the server's record", "", "replay, own runs", "")
-    lines = [heads]
-    same, other = differences(runs["generator"], runs["server"]), differences(runs["generator"], runs["replay"])
+    """runs: "generator"; "server" and "metrics", the same run seen from the other side; "replay", runs of its own."""
+    heads = {"server": "server's record", "metrics": "/metrics", "replay": "replay"}
+    lines: list[list[str]] = [["", theirs, *(cell for head in heads.values() for cell in (head, ""))]]
+    change = {who: differences(runs["generator"], runs[who]) for who in heads}
     for name in (name for name in runs["server"] if name in runs["generator"]):
-        numbers = [f"{runs[who][name]:,.5g}" for who in ("generator", "server", "replay")]
-        marks = [f"{change[name]:+.1%}{' !' if abs(change[name]) > MOST else ''}" for change in (same, other)]
-        lines.append((name, numbers[0], numbers[1], marks[0], numbers[2], marks[1]))
+        line = [name, f"{runs['generator'][name]:,.5g}"]
+        for who in heads:
+            known = name in runs[who]
+            line.append(f"{runs[who][name]:,.5g}" if known else "–")
+            line.append(f"{change[who][name]:+.1%}{' !' if abs(change[who][name]) > MOST else ''}" if known else "")
+        lines.append(line)
     widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in lines)
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
 
 
 def main() -> int:
@@ -75,9 +108,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all figures")
     args = parser.parse_args()
     python = str(Path(args.python).absolute())
-    # A text of so many tokens may have a few more when it is cut into tokens again.
-    workload = load_workload("azure-conv", num_requests=args.num_requests, request_rate=args.request_rate)
-    workload = workload.fit_to_context(args.max_model_len - args.max_model_len // 16)
+    workload = workload_of(args.num_requests, args.request_rate, args.max_model_len)
     options = ["--model", str(args.model), "--served-model-name", args.model.name]
     options += ["--max-model-len", str(args.max_model_len), *args.serve]
     rounds: list[dict[str, Figures]] = []
@@ -104,6 +135,7 @@ def one_round(
     trace.write_text("".join(json.dumps(row) + "\n" for row in trace_rows(workload)), encoding="utf-8")
     with running_server(*options, "--timeline", str(timeline)) as url:
         run(generator.command(python, url, model, trace, result))
+        counted = metrics_figures(Metrics(url))
     seen = generator.read(json.loads(result.read_text(encoding="utf-8")))
     workload.to_jsonl(folder / "workload.jsonl")
     with running_server(*options) as url:
@@ -112,6 +144,7 @@ def one_round(
     return {
         "generator": seen,
         "server": own_figures(Timeline.load(timeline), len(workload)),
+        "metrics": counted,
         "replay": own_figures(Timeline.load(own / "replay.json"), len(workload)),
     }
 

@@ -5,11 +5,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from load_generator import differences, medians, own_figures, run, table
+from load_generator import (
+    COUNTERS,
+    HISTOGRAMS,
+    differences,
+    medians,
+    metrics_figures,
+    own_figures,
+    run,
+    table,
+    workload_of,
+)
 from load_generators import GENERATORS, guidellm_figures, trace_rows, vllm_figures
 
 from minibatcher.timeline import RequestRecord, Timeline
-from minibatcher.workload import load_workload
 
 TIMES = {"a": (1.0, [1.5, 1.6, 1.8]), "b": (1.25, [2.25, 2.5]), "c": (2.0, [2.5])}  # arrival, tokens
 
@@ -64,8 +73,16 @@ def test_a_difference_of_more_than_five_per_cent_is_marked():
     ours = {"ttft_ms mean": 100.0, "itl_ms mean": 10.0, "itl_ms p99": 1.0}
     theirs = {"ttft_ms mean": 104.0, "itl_ms mean": 9.0}
     assert differences(theirs, ours) == pytest.approx({"ttft_ms mean": 0.04, "itl_ms mean": -0.1})
-    lines = table("other", {"generator": theirs, "server": ours, "replay": ours}).splitlines()
+    lines = table("other", {"generator": theirs, "server": ours, "metrics": {}, "replay": ours}).splitlines()
     assert len(lines) == 3 and lines[1].count("+4.0%") == 2 and lines[2].count("-10.0% !") == 2
+    assert "!" not in lines[1] and "–" in lines[1]
+
+
+def test_metrics_tell_counts_and_means():
+    samples = dict.fromkeys(COUNTERS.values(), 7.0)
+    samples |= {f"{name}_sum": 3.0 for name in HISTOGRAMS.values()} | {f"{n}_count": 4.0 for n in HISTOGRAMS.values()}
+    figures = metrics_figures(samples.__getitem__)
+    assert figures["num_output_tokens"] == 7 and figures["itl_ms mean"] == 750
 
 
 def test_the_middle_of_the_rounds_is_told():
@@ -73,12 +90,14 @@ def test_the_middle_of_the_rounds_is_told():
 
 
 def test_both_generators_are_given_the_workload_as_it_is():
-    workload = load_workload("azure-conv", num_requests=3, request_rate=2.0).fit_to_context(512)
+    workload = workload_of(20, 2.0, 512)
+    assert min(r.prompt_tokens for r in workload) >= 8
+    assert max(r.prompt_tokens + r.output_tokens for r in workload) < 500
     rows = trace_rows(workload)
     assert [(r["timestamp"], r["input_length"], r["output_length"]) for r in rows] == [
         (r.arrival_time, r.prompt_tokens, r.output_tokens) for r in workload
     ]
-    assert len({tuple(row["hash_ids"]) for row in rows}) == 3
+    assert len({tuple(row["hash_ids"]) for row in rows}) == len(workload) > 15
     for generator in GENERATORS.values():
         words = generator.command("python", "http://127.0.0.1:1", Path("m"), Path("trace.jsonl"), Path("r.json"))
         text = " ".join(words)
