@@ -13,7 +13,7 @@ from serving import needed, running_server
 from minibatcher.cli import _parser
 from minibatcher.labkit import production
 from minibatcher.labkit.notebooks import BuildError
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "chapters" / "production.md").read_text(encoding="utf-8")
