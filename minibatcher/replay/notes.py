@@ -33,9 +33,8 @@ def _late(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[str]:
     if not late or (p99 := float(np.percentile(late, 99))) <= LATE_MS:
         return []
     return [
-        f"requests were written to their connections late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms, "
-        f"most {max(late):.1f} ms after their time; opening a connection is in it), and TTFT holds that delay: the "
-        "client or the way to the server could not keep up"
+        f"requests went out late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms after their time), and TTFT "
+        "holds that delay: so long did it take to open connections and write to them"
     ]
 
 
