@@ -124,7 +124,7 @@ class _Stand:
         runner = model_runner(engine)
         runner.allocate()
         if not runner.attention.interpreted:  # whose times mean nothing anyway
-            _warm_up(engine, self.model)
+            warm_up(engine, self.model)
         return engine
 
     def serve(self, engine: Engine, requests: list[Request], progress: bool = False) -> Timeline:
@@ -143,7 +143,7 @@ class _Stand:
         return timeline
 
 
-def _warm_up(engine: Engine, model: LoadedModel) -> None:
+def warm_up(engine: Engine, model: LoadedModel) -> None:
     """A few short requests, so that first-use costs (thread pools, kernel choice, page faults) fall outside the run.
 
     On a GPU, where a kernel is compiled when a step first needs it: steps from a full batch down to a single row, and

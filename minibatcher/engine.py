@@ -59,8 +59,14 @@ class Engine(Stepper):
         step that brings a token, and once at the end. If it raises, this request alone ends with an error, all others
         go on, and `keep_going` says whether the step raises it. It may call the engine.
         """
-        self.check(request)
-        self._enter(request, on_output)
+        self.submit_all([request], on_output)
+
+    def submit_all(self, requests: Sequence[Request], on_output: OnOutput | None = None) -> None:
+        """The same for requests of one tenant that come in together: all of them, or none."""
+        self.check_all(requests)
+        if self._door:
+            self._door.check(requests)
+        self._enter(requests, on_output)
         self._report()
 
     def receive(self, request: Request) -> bool:
@@ -77,7 +83,7 @@ class Engine(Stepper):
             self._turn_away(request, FinishReason.ERROR, str(refusal))
             return False
         try:
-            self._enter(request)
+            self._enter([request])
         except (QueueFull, RateLimited) as refusal:
             self._turn_away(request, FinishReason.REFUSED, str(refusal))
         except Exception as error:
@@ -87,18 +93,18 @@ class Engine(Stepper):
         self._report()
         return not request.finished
 
-    def _enter(self, request: Request, on_output: OnOutput | None = None) -> None:
-        params, detokenizer = request.params, None
+    def _enter(self, requests: Sequence[Request], on_output: OnOutput | None = None) -> None:
+        detokenizers = []
         if self.tokenizer is not None:
-            detokenizer = self.tokenizer.detokenizer(params.stop, params.min_tokens)
+            detokenizers = [self.tokenizer.detokenizer(r.params.stop, r.params.min_tokens) for r in requests]
         if self._door:
-            self._door.enter(request, self.scheduler.running, self.clock.now())
-        self._open(request)
-        if detokenizer is not None:
-            self._detokenizers[request] = detokenizer
-        if on_output is not None:
-            self._callbacks[request] = on_output
-        self.scheduler.add(request)
+            self._door.enter(requests, self.scheduler.running, self.clock.now())
+        self._detokenizers.update(zip(requests, detokenizers))
+        for request in requests:
+            self._open(request)
+            if on_output is not None:
+                self._callbacks[request] = on_output
+            self.scheduler.add(request)
 
     def _open(self, request: Request) -> None:
         self.requests[request.request_id] = request
@@ -122,7 +128,7 @@ class Engine(Stepper):
             check_token_ids(request, self.vocab_size, self.eos_token_ids)
         check_limits(request, self.max_model_len, self.scheduler.kv)
         if self._door:
-            self._door.check(request)
+            self._door.check([request])
 
     def check_all(self, requests: Sequence[Request]) -> None:
         """Raise what `check` would for any of them, or InvalidParameter if two have the same id."""

@@ -51,15 +51,24 @@ class RequestRefused(MinibatcherError):
     """A request that could never be served, refused when it is submitted.
 
     Attributes: `need` and `have` in tokens (or blocks, as `unit` says) and `hint`, what to change. retry_after_s:
-    seconds after which the same request may be let in; None where that is unknown or waiting would not help.
+    seconds after which the same request may be let in; None where that is unknown or waiting would not help. for_good:
+    it would not, and neither would trying again.
     """
 
     def __init__(
-        self, what: str, *, need: int, have: int, unit: str, hint: str, retry_after_s: float | None = None
+        self,
+        what: str,
+        *,
+        need: int,
+        have: int,
+        unit: str,
+        hint: str,
+        retry_after_s: float | None = None,
+        for_good: bool = False,
     ) -> None:
         super().__init__(f"{what}: need {need} {unit}, have {have}; {hint}")
         self.need, self.have, self.unit, self.hint = need, have, unit, hint
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.for_good = retry_after_s, for_good
 
 
 class QueueFull(RequestRefused):

@@ -40,7 +40,7 @@ def check_limits(request: Request, max_model_len: int, kv: BlockKV) -> None:
 
 def check_token_ids(request: Request, vocab_size: int, eos_token_ids: Collection[int]) -> None:
     """Raise InvalidParameter for token ids that the model does not know, or stop tokens that ban all others."""
-    _known(f"request {request.request_id!r}", request.prompt_token_ids, vocab_size)
+    _known(f"the prompt of request {request.request_id!r}", request.prompt_token_ids, vocab_size)
     stops = request.params.stop_token_ids
     _known(f"stop_token_ids of request {request.request_id!r}", stops, vocab_size)
     if request.params.min_tokens and len({*eos_token_ids, *stops}) >= vocab_size:

@@ -8,8 +8,9 @@ import torch
 
 from .host_memory import host_memory
 from .model.loader import LoadedModel
+from .model.logprobs import log_probabilities
 from .model.sampling import sample
-from .request import SamplingParams
+from .request import MOST_LOGPROBS, SamplingParams
 
 CPU_SHARE = 4  # on a CPU the pool may take a quarter of what is free: the rest is for the reader's other programs
 
@@ -50,7 +51,10 @@ def _sample_from(model: LoadedModel, zeros: torch.Tensor) -> torch.Tensor:
     """Sampling at its worst: each row with all that a request may ask for."""
     num_seqs = len(zeros)
     logits = model.model.logits(model.model.embed_tokens(zeros))
-    return sample(logits, [SamplingParams(temperature=1.0, top_p=0.9)] * num_seqs, [0.5] * num_seqs, [[0]] * num_seqs)
+    params = SamplingParams(temperature=1.0, top_p=0.9, logprobs=MOST_LOGPROBS)
+    token_ids = sample(logits, [params] * num_seqs, [0.5] * num_seqs, [[0]] * num_seqs)
+    log_probabilities(logits, token_ids, [params.logprobs] * num_seqs)
+    return token_ids
 
 
 def _peak(model: LoadedModel, run: Callable[[torch.Tensor], torch.Tensor], length: int) -> int:

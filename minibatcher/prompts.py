@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def synthetic_prompt(
     Each of `prefix_hashes` stands for `tokens_per_hash` tokens at the head, which depend on it and the seed alone: two
     prompts begin alike where their hashes do.
     """
-    ordinary = np.setdiff1d(np.arange(vocab_size), np.fromiter(special, dtype=np.int64))
+    ordinary = _ordinary(vocab_size, tuple(special))
     token_ids: list[int] = []
     for prefix_hash in prefix_hashes[: -(-num_tokens // tokens_per_hash)]:
         # 256 is no byte of any id
@@ -37,6 +38,13 @@ def synthetic_prompt(
     generator = np.random.default_rng([seed, *request_id.encode("utf-8", "surrogatepass")])
     token_ids += generator.choice(ordinary, size=max(0, num_tokens - len(token_ids))).tolist()
     return token_ids[:num_tokens]
+
+
+@lru_cache(maxsize=4)  # the same for all prompts of a workload, and slow to find among 100,000 tokens
+def _ordinary(vocab_size: int, special: tuple[int, ...]) -> np.ndarray:
+    ids = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
+    ids.flags.writeable = False
+    return ids
 
 
 def to_requests(

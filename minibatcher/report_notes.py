@@ -87,9 +87,11 @@ def _other_requests(data: dict[str, Any]) -> list[str]:
 def _at_client(data: dict[str, Any]) -> list[str]:
     """What a replay says of itself, and where its times were taken."""
     names = [name for name in data["strategies"] if entry(data, name, "source") == "replay"]
-    notes = []
+    told: dict[str, list[str]] = {}
     for name in names:
-        notes += [f"{name}: {sentence}." for sentence in entry(data, name, "client_notes") or ()]
+        for sentence in entry(data, name, "client_notes") or ():
+            told.setdefault(sentence, []).append(name)
+    notes = [f"{', '.join(who)}: {sentence}." for sentence, who in told.items()]
     if names:
         where = ", ".join(f"{name} ({_address(data, name)})" for name in names)
         notes.append(
@@ -111,14 +113,21 @@ def _answers(data: dict[str, Any]) -> list[str]:
     compared, by_text = data["num_answers_compared"], data["compared_by_text"]
     all_ours = not any(entry(data, name, "source") == "replay" for name in data["strategies"])
     columns = "strategies" if all_ours and not data["header"].get("varied") else "runs"
+    notes = []
+    if silent := data["not_compared"]:
+        notes = [f"Answers of {', '.join(silent)}: not compared, since here texts are known and there token ids alone."]
+    left_out = [*data["other_requests"], *silent]
     if data["answers_identical"]:
+        who = f"all {columns}" + (f" but {', '.join(left_out)}" if left_out else "")
         told = f" (as text with {', '.join(by_text)}, where token ids are not told)" if by_text else ""
-        return [f"Answers: all {columns} gave identical tokens for each of {compared:,} requests{told}."]
+        return [*notes, f"Answers: {who} gave identical tokens for each of {compared:,} requests{told}."]
     if data["answers_identical"] is None:
+        if left_out:  # which has been told
+            return notes
         return [f"Answers: not compared, since no request was served to its end by two {columns}."]
     ids = dict.fromkeys(d["id"] for d in data["differences"])
     told = "; ".join(_difference(d) for d in data["differences"][:3]) + ("; …" if len(data["differences"]) > 3 else "")
-    return [f"Answers DIFFER for {len(ids):,} of {compared:,} requests: {told}."]
+    return [*notes, f"Answers DIFFER for {len(ids):,} of {compared:,} requests: {told}."]
 
 
 def _difference(d: dict[str, Any]) -> str:

@@ -28,18 +28,39 @@ def connection(address: tuple[str, int]) -> Iterator[socket.socket]:
         yield sock
 
 
+class Reader:
+    """Reads one answer after another from a connection, and keeps what has come of the next."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = sock.makefile("rb")
+
+    def makefile(self, mode: str):
+        """What HTTPResponse asks a socket for, and closes after its answer."""
+        return _Unclosed(self._file)
+
+    def answer(self, method: str = "POST") -> Answer | None:
+        """The next one; None if the server has closed the connection instead. TimeoutError if it does neither."""
+        response = HTTPResponse(self, method=method)  # type: ignore[arg-type]
+        try:
+            response.begin()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        except (ConnectionError, HTTPException):
+            return None
+
+
+class _Unclosed:
+    def __init__(self, file) -> None:
+        self.read, self.readinto, self.read1, self.readline = file.read, file.readinto, file.read1, file.readline
+        self.peek = file.peek
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def read_answer(sock: socket.socket, method: str = "POST") -> Answer | None:
-    """The next answer; None if the server has closed the connection instead. TimeoutError if it does neither."""
-    response = HTTPResponse(sock, method=method)
-    try:
-        response.begin()
-        return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
-    except (ConnectionError, HTTPException) as error:
-        if isinstance(error, TimeoutError):
-            raise
-        return None
-    finally:
-        response.close()
+    """The only answer, or the last, of a connection; see Reader."""
+    return Reader(sock).answer(method)
 
 
 def exchange(address: tuple[str, int], data: bytes, method: str = "POST") -> Answer | None:

@@ -28,7 +28,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTENS = re.compile(r"minibatcher serves .+ at (http://\S+)/v1 \(Ctrl-C stops\)\n")
-START_S, STOP_S = 120, 60  # generous: other tests may have the machine's cores
+START_S, STOP_S, PATIENCE_S = 120, 60, 30  # generous: other tests may have the machine's cores
 # Signs of a failure that nobody has dealt with.
 TROUBLE = ("Traceback", "never retrieved", "never awaited", "Task was destroyed")
 
@@ -141,21 +141,24 @@ class Metrics:
         return dict(+ends)
 
 
-def wait_until(true: Callable[[], bool], what: str, within_s: float = 30) -> None:
-    """Look again and again; AssertionError if it does not come true."""
-    deadline = time.monotonic() + within_s
+def wait_until(true: Callable[[], bool], what: str, instead: Callable[[], str] = str) -> None:
+    """Look again and again; AssertionError if it does not come true. instead: says what is true."""
+    deadline = time.monotonic() + PATIENCE_S
     while not true():
-        assert time.monotonic() < deadline, f"after {within_s} s still not: {what}"
+        assert time.monotonic() < deadline, f"after {PATIENCE_S} s still not: {what}; {instead()}"
         time.sleep(0.05)
 
 
-def check_nothing_in_use(url: str) -> Metrics:
-    """Within a while nobody runs or waits and no block is in use; returns what /metrics say then."""
+def check_nothing_in_use(url: str, ends: dict[str, float] | None = None) -> Metrics:
+    """Within a while nobody runs or waits and no block is in use; returns what /metrics say then.
+
+    ends: so many requests have ended by then, by reason, and no more. (An end is counted once its client was told.)
+    """
     seen: list[Metrics] = []
 
     def quiet() -> bool:
         seen.append(Metrics(url))
-        return not any(seen[-1].in_use.values())
+        return not any(seen[-1].in_use.values()) and ends in (None, seen[-1].ends)
 
-    wait_until(quiet, "nothing left in use")
+    wait_until(quiet, f"nothing left in use and ended {ends}", lambda: f"{seen[-1].in_use}, ended {seen[-1].ends}")
     return seen[-1]

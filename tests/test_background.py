@@ -303,9 +303,9 @@ class FakeWait:
     def wait(self, timeout: float | None = None) -> bool:
         self.timeouts.append(timeout)
         self.asleep.set()
-        woken = self._woken.wait(60)  # whatever it was told: only being woken ends it
+        assert self._woken.wait(15), "nobody has woken it"  # whatever it was told; that ends the run with an error
         self.asleep.clear()
-        return woken
+        return True
 
 
 def kept_open(engine=None, todo=(), **options) -> tuple[BackgroundRun, FakeWait]:
@@ -316,9 +316,10 @@ def kept_open(engine=None, todo=(), **options) -> tuple[BackgroundRun, FakeWait]
     return run, wait
 
 
+@pytest.mark.parametrize("engine_class", [Engine, AheadEngine])
 @pytest.mark.parametrize("clock", [WallClock, VirtualClock])
-def test_a_run_that_is_kept_open_sleeps_until_it_is_woken(clock):
-    engine = fake_engine("continuous", max_num_seqs=2)
+def test_a_run_that_is_kept_open_sleeps_until_it_is_woken(clock, engine_class):
+    engine = fake_engine("continuous", engine_class=engine_class, max_num_seqs=2)
     engine.clock = clock()
     run, wait = kept_open(engine)
     done = threading.Event()
@@ -372,10 +373,20 @@ def test_it_sleeps_until_the_scheduler_wants_to_be_asked_again():
 
 def test_an_observer_of_an_idle_run_is_told_again():
     seen = []
-    run, wait = kept_open(observe=lambda timeline: seen.append(timeline), every_s=0.0)
+    run, wait = kept_open(observe=lambda timeline: seen.append(timeline), every_s=1e-9)
     run.post(lambda: None)
     run.stop()
     assert set(wait.timeouts) == {LONGEST_SLEEP_S} and len(seen) >= 2
+
+
+def test_who_observes_each_step_wakes_no_idle_run():
+    seen = []
+    run, wait = kept_open(observe=lambda timeline: seen.append(len(timeline.steps)), every_s=0.0)
+    run.call(lambda: run.engine.submit(Request("r", [3, 7], SamplingParams(max_tokens=3))))
+    while not run.call(lambda: run.engine.timeline.requests["r"].finish_reason):
+        pass
+    run.stop()
+    assert set(wait.timeouts) == {None} and set(seen) >= {1, 2, 3}
 
 
 def test_a_flood_of_functions_does_not_keep_requests_waiting():

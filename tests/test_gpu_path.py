@@ -17,11 +17,12 @@ from minibatcher import Engine, SamplingParams  # noqa: E402
 from minibatcher.attention import RaggedBatch, choose_attention, reference, sdpa, store_kv  # noqa: E402
 from minibatcher.attention.choose import AttentionBackend  # noqa: E402
 from minibatcher.build import _check_graphs, assemble_engine  # noqa: E402
-from minibatcher.compare import _warm_up  # noqa: E402
+from minibatcher.compare import warm_up  # noqa: E402
 from minibatcher.errors import DeviceError, InvalidParameter  # noqa: E402
 from minibatcher.kv import BlockKV, SlotKV  # noqa: E402
 from minibatcher.memory import _sample_from, gpu_pool_bytes, kv_pool_bytes  # noqa: E402
 from minibatcher.model.loader import LoadedModel, empty_model, load_model  # noqa: E402
+from minibatcher.model.logprobs import most_probable  # noqa: E402
 from minibatcher.request import Request  # noqa: E402
 from minibatcher.runners.graphs import DecodeGraphs, graph_sizes  # noqa: E402
 from minibatcher.runners.packed import TableArrays  # noqa: E402
@@ -79,6 +80,9 @@ class HostData(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in self.WAITS:
             self.seen.append(func.__name__)
+        if func is torch.Tensor.to and args[1:] == ("cpu",):  # from a GPU; here there is nothing to copy
+            self.seen += [] if (kwargs or {}).get("non_blocking") else ["to"]
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 
@@ -98,7 +102,7 @@ def test_a_step_waits_for_nothing_but_its_tokens(bard, runner_class, backend):
         attention = AttentionBackend("none", "", no_attention, no_attention)
     kv = BlockKV(40, 8) if runner_class is RaggedRunner else SlotKV(5, 64)
     runner = runner_class(ghost, kv, attention)
-    kinds = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 5}, {"min_tokens": 3}, {"temperature": 1.0, "seed": 3}]
+    kinds = [{}, {"temperature": 0.7, "top_p": 0.9, "top_k": 5}, {"min_tokens": 3}, {"temperature": 1.0, "logprobs": 3}]
     plan = StepPlan(width=None if runner_class is RaggedRunner else 9)
     for i, kind in enumerate(kinds):
         request = Request(f"r{i}", list(range(3, 12 - i)), SamplingParams(max_tokens=8, **kind))
@@ -109,6 +113,7 @@ def test_a_step_waits_for_nothing_but_its_tokens(bard, runner_class, backend):
         launched = runner.launch(plan)
     assert host.seen == []
     assert launched.token_ids.shape == (4,) and launched.token_ids.device == META
+    assert launched.logprobs.rows == [3] and launched.logprobs.top_ids.shape == (1, 3)
     with pytest.raises(Exception, match="meta"):
         launched.result()
 
@@ -168,7 +173,8 @@ def batch(bard):
     prompts = [torch.randint(3, 400, (n,), generator=generator).tolist() for n in (5, 30, 1, 12, 9, 17)]
     lengths = (12, 3, 20, 7, 1, 9)
     return [
-        (f"r{i}", p, SamplingParams(max_tokens=n, ignore_eos=True)) for i, (p, n) in enumerate(zip(prompts, lengths))
+        (f"r{i}", p, SamplingParams(max_tokens=n, ignore_eos=True, logprobs=2 if i % 2 else None))
+        for i, (p, n) in enumerate(zip(prompts, lengths))
     ]
 
 
@@ -187,6 +193,10 @@ def test_padded_decode_steps_change_no_answer_and_show_in_the_timeline(bard, bat
     padded = [Request(*row) for row in batch]
     timeline = engine.run(padded)
     assert [r.output_token_ids for r in padded] == [r.output_token_ids for r in plain]
+    for ours, theirs in zip(padded, plain):
+        assert len(ours.logprobs) == len(theirs.logprobs) == (ours.num_output_tokens if ours.params.logprobs else 0)
+        for one, other in zip(ours.logprobs, theirs.logprobs):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
     decodes = [step for step in timeline.steps if all(row.num_tokens == 1 for row in step.rows)]
     assert replays.count == len(decodes) > 5
@@ -325,8 +335,10 @@ def test_sampling_is_measured_at_its_worst(bard, monkeypatch):
     seen = []
     keep_top = "minibatcher.model.sampling.keep_top"
     monkeypatch.setattr(keep_top, lambda logits, params: seen.append(len(params)) or logits)
+    probable = "minibatcher.model.logprobs.most_probable"
+    monkeypatch.setattr(probable, lambda logits, k: seen.append((len(logits), k)) or most_probable(logits, k))
     tokens = _sample_from(bard, torch.zeros(3, dtype=torch.int64))
-    assert tokens.shape == (3,) and seen == [3] and 0 not in tokens.tolist()
+    assert tokens.shape == (3,) and seen == [3, (3, 20)] and 0 not in tokens.tolist()
 
 
 @pytest.mark.parametrize(
@@ -365,7 +377,7 @@ def test_a_warm_up_on_a_gpu_sees_full_and_single_short_and_long(strategy, max_nu
         return run(plan)
 
     engine.runner.run = noted
-    _warm_up(engine, SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(vocab_size=1000)))
+    warm_up(engine, SimpleNamespace(device=torch.device("cuda"), config=SimpleNamespace(vocab_size=1000)))
     assert {len(contexts) for contexts in decodes} >= {1, max_num_seqs}
     assert min(map(max, decodes)) < 64
     assert any(max(contexts) > 256 for contexts in decodes)

@@ -276,14 +276,38 @@ def test_a_tenants_queue_says_how_fast_it_has_moved_and_a_reset_empties_it():
         engine.submit(request(f"a{i}", tenant="a"))
 
 
+def test_requests_that_come_together_come_in_together_or_not_at_all():
+    limits = tenants(max_waiting_requests=3, tokens_per_s=1, burst_tokens=40, requests_per_s=1, burst_requests=4)
+    door = Door(limits)
+    first, pair = [request("r0", 1, 4)], [request(f"p{i}", 1, 4) for i in range(3)]
+    door.enter(first, [], 0.0)
+    with pytest.raises(QueueFull, match=r"no room for request 'p0' and 2 that come with it: need 3 requests, have 2"):
+        door.enter(pair, [], 0.0)
+    assert door.queue.waiting([]) == (1, 5)
+    door.enter(pair, first, 0.0)  # the first runs by now, and the refusal has cost nothing
+    for request_ in pair:
+        door.leave(request_, 0.0)
+    with pytest.raises(RateLimited) as refused:
+        door.enter([request(f"q{i}", 1, 4) for i in range(3)], first, 0.0)
+    assert refused.value.retry_after_s == 3.0 and not refused.value.for_good  # for all three of them
+    door.enter([request(f"s{i}", 1, 4) for i in range(3)], first, 3.0)
+    for size, kind in ((4, QueueFull), (5, QueueFull)):
+        with pytest.raises(kind) as never:
+            door.check([request(f"n{i}", 1, 1) for i in range(size)])
+        assert never.value.for_good and never.value.retry_after_s is None
+    with pytest.raises(RateLimited) as never:
+        door.check([request(f"t{i}", 10, 10) for i in range(3)])
+    assert never.value.for_good and (never.value.need, never.value.have) == (60, 40)
+
+
 def test_a_door_that_an_interrupt_has_torn_can_be_cleared():
     door = Door(tenants(max_waiting_requests=2))
-    door.enter(request("r0"), [], 0.0)
+    door.enter([request("r0")], [], 0.0)
     door.queue.add(request("r1"), [], 0.0)  # the interrupt has come before it was added to its tenant's queue
     door.clear(0.0)
     assert not door.queue.charged and not door.queue.tokens and not door.queues
     for i in range(2):
-        door.enter(request(f"s{i}"), [], 0.0)
+        door.enter([request(f"s{i}")], [], 0.0)
 
 
 @pytest.mark.parametrize("name, engine_class", ENGINES)
@@ -348,13 +372,13 @@ def test_requests_are_limited_in_number():
 
 def test_both_buckets_are_asked_before_either_gives():
     door = Door(tenants(tokens_per_s=1, burst_tokens=10, requests_per_s=1, burst_requests=1))
-    door.enter(request("r0", 1, 1), [], 0.0)
+    door.enter([request("r0", 1, 1)], [], 0.0)
     with pytest.raises(RateLimited) as info:  # both say no: the longer time counts
-        door.enter(request("r1", 1, 9), [], 0.0)
+        door.enter([request("r1", 1, 9)], [], 0.0)
     assert info.value.retry_after_s == pytest.approx(2.0)
-    door.enter(request("r2", 4, 4), [], 1.0)  # 9 tokens are there: the refusal has cost none
+    door.enter([request("r2", 4, 4)], [], 1.0)  # 9 tokens are there: the refusal has cost none
     with pytest.raises(RateLimited) as info:
-        door.enter(request("r3", 1, 1), [], 1.5)
+        door.enter([request("r3", 1, 1)], [], 1.5)
     assert info.value.unit == "requests"
 
 
@@ -367,9 +391,9 @@ def test_what_can_never_pass_is_told_at_once_and_before_a_run():
         engine.run([request("r0"), request("big", 1, 20)])
     assert not engine.timeline.steps and not engine.requests
     door = Door(tenants(tokens_per_s=0, burst_tokens=20))
-    door.enter(request("r0", 10, 10), [], 0.0)
+    door.enter([request("r0", 10, 10)], [], 0.0)
     with pytest.raises(RateLimited, match="its limit lets nothing more in") as info:
-        door.enter(request("r1"), [], 1e6)
+        door.enter([request("r1")], [], 1e6)
     assert info.value.retry_after_s is None
 
 
@@ -444,15 +468,15 @@ def test_tenants_that_were_here_once_are_forgotten():
     door = Door(tenants(tokens_per_s=1, burst_tokens=10))
     for i in range(5000):
         one = request(f"r{i}", 1, 1, tenant=f"t{i}")
-        door.enter(one, [], float(i))
+        door.enter([one], [], float(i))
         one.first_scheduled_time = float(i)
         door.leave(one, float(i))
     assert len(door._buckets) <= 1001 and not door.queue.charged
-    door.enter(request("x", 5, 5, tenant="x"), [], 5000.0)
+    door.enter([request("x", 5, 5, tenant="x")], [], 5000.0)
     for i in range(3000):
-        door.enter(request(f"s{i}", 1, 1, tenant=f"s{i}"), [], 5000.0)
+        door.enter([request(f"s{i}", 1, 1, tenant=f"s{i}")], [], 5000.0)
     with pytest.raises(RateLimited):  # x is not full, so it was kept
-        door.enter(request("x1", 5, 5, tenant="x"), [], 5000.0)
+        door.enter([request("x1", 5, 5, tenant="x")], [], 5000.0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -22,7 +23,7 @@ DRIP_S = 0.2  # from one byte to the next of those who are slow
 
 @pytest.fixture(scope="module")
 def server():
-    patience = ("--header-timeout-s", "2", "--body-timeout-s", "2")
+    patience = ("--header-timeout-s", "1", "--body-timeout-s", "1")
     with started_server("--max-num-seqs", "4", *patience) as server:
         yield server
 
@@ -67,6 +68,10 @@ SLOW = {
     "headers without end": (head("POST", COMPLETIONS)[:-2], b"X-A: b\r\n"),
     "a body": (head("POST", COMPLETIONS, JSON_LINE, "Content-Length: 100000"), b" "),
     "a body in chunks": (head("POST", COMPLETIONS, JSON_LINE, "Transfer-Encoding: chunked"), b"1\r\n \r\n"),
+    "what may follow a body in chunks": (
+        head("POST", COMPLETIONS, JSON_LINE, "Transfer-Encoding: chunked") + b"0\r\n",
+        b"X-A: b\r\n",
+    ),
     "a body of a chat": (head("POST", CHAT, JSON_LINE, "Content-Length: 100000"), b" "),
 }
 
@@ -76,27 +81,35 @@ def test_who_is_slow_to_ask_is_timed_out(address, what):
     with connection(address) as sock:
         answer = drip(sock, *SLOW[what])
         check_error(answer, 408)
-        assert answer.headers["connection"] == "close" and sock.recv(1) == b""
+        assert answer.headers["connection"] == "close" and is_closed(sock)
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """By the server, with an end of stream, or with a reset since bytes were on their way to it."""
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
 
 
 def test_who_says_nothing_is_hung_up_on(address):
     with connection(address) as sock:
-        assert sock.recv(1) == b""  # TimeoutError if it waits for ever
+        assert is_closed(sock)  # TimeoutError if it waits for ever
 
 
 def test_the_second_request_of_a_connection_is_timed_too(address):
     with connection(address) as sock:
         sock.sendall(post(COMPLETIONS, SHORT))
-        assert read_answer(sock).status == 200
+        assert read_answer(sock).status == 200  # and nothing after it
         check_error(drip(sock, b"GET /hea"), 408)
 
 
 def test_time_limits_are_for_asking_not_for_answering(address):
     """An answer may take longer than a client may to ask: its connection stays."""
     with connection(address) as sock:
-        sock.sendall(post(COMPLETIONS, LONG | {"n": 4}))
+        sock.sendall(post(COMPLETIONS, LONG | {"max_tokens": 1000}))
         answer = read_answer(sock)
-        assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 4 * 1900
+        assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 1000
 
 
 def test_a_crowd_of_slow_clients_keeps_nobody_out(address):
@@ -114,27 +127,27 @@ def test_a_crowd_of_slow_clients_keeps_nobody_out(address):
 
 
 @contextmanager
-def deaf_client(address, body):
+def deaf_client(address, body=None):
     """Asks for more than the buffers between here and the server hold, and reads none of it."""
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.settimeout(PATIENCE_S)
         sock.connect(address)
-        sock.sendall(post(COMPLETIONS, body))
+        if body:
+            sock.sendall(post(COMPLETIONS, body))
         yield sock
 
 
-# Some megabytes of events: each carries its log-probabilities.
-MUCH = LONG | {"stream": True, "n": 4, "logprobs": 20}
+# A megabyte of events: each carries its log-probabilities.
+MUCH = LONG | {"stream": True, "n": 4, "logprobs": 20, "max_tokens": 300}
 
 
 def test_who_does_not_read_stalls_nobody_and_keeps_no_slot(server, address):
-    before = Metrics(server.url).ends.get("length", 0)
+    before = Counter(check_nothing_in_use(server.url).ends)
     with deaf_client(address, MUCH):
         wait_until(lambda: Metrics(server.url).in_use["num_requests_running"] == 4, "all slots are taken")
         check_alive(address)  # it is served as soon as they are free again
-        assert check_nothing_in_use(server.url).ends["length"] == before + 4 + 1  # though the client has read nothing
-        check_alive(address)
+        check_nothing_in_use(server.url, before + Counter(length=4 + 1))  # though the client has read nothing
 
 
 def test_who_has_not_read_at_first_gets_it_all_later(server, address):
@@ -143,7 +156,7 @@ def test_who_has_not_read_at_first_gets_it_all_later(server, address):
         check_nothing_in_use(server.url)
         answer = read_answer(sock)
     events = answer.body.decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""] and len(events) >= 4 * 1900 + 2
+    assert events[-2:] == ["data: [DONE]", ""] and len(events) == 4 * 300 + 2
 
 
 def test_a_deaf_client_does_not_hold_up_the_end():
@@ -158,7 +171,7 @@ def test_a_deaf_client_does_not_hold_up_the_end():
 
 
 def test_many_requests_on_one_connection_and_no_ear_for_the_answers(address):
-    with connection(address) as sock:
+    with deaf_client(address) as sock:
         sock.settimeout(1)
         with pytest.raises(TimeoutError):  # the server does not take in without bound
             for _ in range(100_000):
@@ -199,7 +212,7 @@ def running_or_waiting(url: str) -> tuple[float, float]:
 @pytest.mark.parametrize("rudely", (False, True), ids=("closed", "reset"))
 @pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
 def test_who_hangs_up_is_served_no_more(server, address, stream, rudely):
-    before = Metrics(server.url).ends.get("abort", 0)
+    ends = Counter(check_nothing_in_use(server.url).ends)
     for path, body in ((COMPLETIONS, LONG), (CHAT, LONG | {"messages": [{"role": "user", "content": "O"}]})):
         with connection(address) as sock:
             sock.sendall(post(path, body | {"stream": stream, "n": 3}))
@@ -207,12 +220,13 @@ def test_who_hangs_up_is_served_no_more(server, address, stream, rudely):
             if stream:
                 assert sock.recv(1000).startswith(b"HTTP/1.1 200 ")
             hang_up(sock, rudely)
-        assert check_nothing_in_use(server.url).ends["abort"] == (before := before + 3)
+        ends["abort"] += 3
+        check_nothing_in_use(server.url, ends)
 
 
 @pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
 def test_who_hangs_up_in_the_queue_leaves_it_while_others_are_served(server, address, stream):
-    before = Metrics(server.url).ends.get("abort", 0)
+    before = Counter(check_nothing_in_use(server.url).ends)
     with connection(address) as running, connection(address) as waiting:
         running.sendall(post(COMPLETIONS, LONG | {"n": 4}))
         wait_until(lambda: running_or_waiting(server.url) == (4, 0), "all slots are taken")
@@ -220,24 +234,24 @@ def test_who_hangs_up_in_the_queue_leaves_it_while_others_are_served(server, add
         wait_until(lambda: running_or_waiting(server.url) == (4, 2), "two wait")
         waiting.close()
         wait_until(lambda: running_or_waiting(server.url)[1] == 0, "the queue is empty")
-        metrics = Metrics(server.url)
-        assert metrics.in_use["num_requests_running"] == 4 and metrics.ends["abort"] == before + 2
+        assert Metrics(server.url).in_use["num_requests_running"] == 4
+    check_nothing_in_use(server.url, before + Counter(abort=4 + 2))
 
 
 def test_who_hangs_up_before_all_is_said_has_asked_nothing(server, address):
-    before = Metrics(server.url).ends
+    before = check_nothing_in_use(server.url).ends
     whole = post(COMPLETIONS, SHORT)
     for end in (0, 1, 40, whole.index(b"\r\n\r\n") + 4, len(whole) - 1):
         for rudely in (False, True):
             with connection(address) as sock:
                 sock.sendall(whole[:end])
                 hang_up(sock, rudely)
-    assert check_nothing_in_use(server.url).ends == before
+    check_nothing_in_use(server.url, before)
 
 
 def test_who_hangs_up_as_soon_as_all_is_said(server, address):
     """Before the server has so much as read it: it may be served or not, but it ends once if it began."""
-    before = sum(Metrics(server.url).ends.values())
+    before = sum(check_nothing_in_use(server.url).ends.values())
     for _ in range(50):
         with connection(address) as sock:
             sock.sendall(post(COMPLETIONS, LONG | {"stream": True}))

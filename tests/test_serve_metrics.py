@@ -153,10 +153,10 @@ def test_every_metric_is_there_before_the_first_request_and_two_models_stand_sid
     for model in ("one", 'two "quoted"\n'):
         for name in (*GAUGES, *(f"{name}_total" for name in unlabelled), *(f"{name}_count" for name in HISTOGRAMS)):
             assert (name, ("model_name", model)) in seen
-    metrics.refused("one", "queue_full")
+    metrics.refused("one", "queue_full", 2)
     metrics.left("one", 3)
     seen = read(metrics)
-    assert seen["minibatcher:requests_refused_total", ("model_name", "one"), ("reason", "queue_full")] == 1
+    assert seen["minibatcher:requests_refused_total", ("model_name", "one"), ("reason", "queue_full")] == 2
     assert seen["minibatcher:requests_left_total", ("model_name", "one")] == 3
     assert seen["minibatcher:requests_left_total", ("model_name", 'two "quoted"\n')] == 0
     body, content_type = metrics.exposition("application/openmetrics-text; version=1.0.0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 
 import pytest
 from serving import Metrics, check_nothing_in_use, needed, running_server, wait_until
@@ -225,8 +226,9 @@ def test_a_chat_and_its_stream(client):
 def test_a_chat_ends_by_itself_and_without_max_tokens_may_fill_the_context(client):
     answer = chat(client, temperature=0)
     assert answer.choices[0].finish_reason == "stop" and answer.usage.completion_tokens > 1
-    long = chat(client, temperature=0, extra_body={"ignore_eos": True}, stream=False)
-    assert long.choices[0].finish_reason == "length"
+    story = [{"role": "user", "content": "so " * 1800}]
+    long = chat(client, story, temperature=0, extra_body={"ignore_eos": True})
+    assert long.choices[0].finish_reason == "length" and 100 < long.usage.completion_tokens < 300
     assert long.usage.total_tokens == client.models.retrieve("bard").max_model_len
 
 
@@ -328,7 +330,6 @@ def test_defaults_and_nulls_of_fields_that_are_not_served_are_accepted(client):
         "logit_bias": {},
         "echo": False,
         "best_of": 1,
-        "user": "me",
     }
     assert complete(client, max_tokens=1, user="me", **neutral).choices
     nulls = dict.fromkeys(("stop", "seed", "logprobs", "suffix", "temperature", "top_p", "n", "max_tokens"))
@@ -360,9 +361,9 @@ def test_an_unknown_path_is_not_found(client):
 
 def test_a_wrong_key_is_no_key():
     with running_server(env={"MINIBATCHER_API_KEY": "open-sesame"}) as url:
-        for key in ("open-sesam", "", "öffne"):
+        for key in ("open-sesam", "x"):
             with pytest.raises(openai.AuthenticationError) as caught, client_of(url, "?") as client:
-                client.models.list(extra_headers={"Authorization": f"Bearer {key}".encode()})
+                client.models.list(extra_headers={"Authorization": f"Bearer {key}"})
             assert caught.value.code == "invalid_api_key" and "open-sesam" not in str(caught.value.body)
         with client_of(url, "open-sesame") as client:
             assert [model.id for model in client.models.list()] == ["bard"]
@@ -382,25 +383,25 @@ def test_a_full_queue_says_when_to_come_back_and_the_client_does():
             stream.close()
         patient = client.with_options(max_retries=10)
         assert complete(patient, max_tokens=1).usage.completion_tokens == 1
-        assert check_nothing_in_use(url).ends == {"abort": 2, "length": 1}
+        check_nothing_in_use(url, {"abort": 2, "length": 1})
 
 
 # Leaving
 
 
 def test_a_closed_stream_ends_its_request(url, client):
-    before = check_nothing_in_use(url).ends.get("abort", 0)
+    before = Counter(check_nothing_in_use(url).ends)
     with complete(client, stream=True, **LONG) as stream:
         for _, chunk in zip(range(5), stream):
             assert chunk.choices[0].finish_reason is None
     chats = chat(client, stream=True, n=2, **LONG)
     next(iter(chats))
     chats.close()
-    assert check_nothing_in_use(url).ends["abort"] == before + 3
+    check_nothing_in_use(url, before + Counter(abort=3))
 
 
 def test_the_async_client_completes_streams_and_cancels(url, client):
-    before = check_nothing_in_use(url).ends.get("abort", 0)
+    before = Counter(check_nothing_in_use(url).ends)
     expected = complete(client, max_tokens=12, temperature=0).choices[0].text
 
     async def stream_text(client):
@@ -427,4 +428,4 @@ def test_the_async_client_completes_streams_and_cancels(url, client):
                 await complete(client, max_tokens=-1)
 
     asyncio.run(main())
-    assert check_nothing_in_use(url).ends["abort"] == before + 2
+    check_nothing_in_use(url, before + Counter(abort=2, length=9))

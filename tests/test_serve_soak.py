@@ -65,8 +65,9 @@ def check_whole(events: list[dict | str], num_tokens: int) -> None:
 
 NUM_CLIENTS, NUM_REQUESTS, NUM_TOKENS = 200, 2_000, 8
 PREFIX = [256 + i for i in range(960)]
-# A request that is kept holds its prompt at least: a list of a thousand ints, which Python does not share.
-LEAST_LEAK_BYTES = 1_000 * (8 + 28)
+# A request that is kept holds its prompt, a list of a thousand ints that Python does not share: 36,000 bytes. What has
+# been seen is some hundred: this bound finds much smaller things that stay, too.
+LEAK_BYTES = 4_000
 
 
 def body_of(i: int, max_tokens: int) -> dict:
@@ -106,7 +107,7 @@ async def ask_all(url: str, requests: range) -> Counter[str]:
 
 
 def test_two_thousand_requests_and_nothing_is_lost_or_left(tiny_model):
-    sizes = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--kv-cache-tokens", "6000")
+    sizes = ("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--kv-cache-tokens", "2000")
     with started_server("--model", tiny_model, "--served-model-name", "tiny", *sizes) as server:
         quarter = NUM_REQUESTS // 4
         counts = asyncio.run(ask_all(server.url, range(quarter)))
@@ -120,8 +121,9 @@ def test_two_thousand_requests_and_nothing_is_lost_or_left(tiny_model):
         assert metrics("vllm:generation_tokens_total") >= counts["length"] * NUM_TOKENS
         assert metrics("vllm:num_preemptions_total") > 0  # the pool was small enough
         asked = NUM_REQUESTS - quarter
-        print(f"memory has grown by {grown / asked:,.0f} bytes a request")
-        assert grown < asked * LEAST_LEAK_BYTES / 3, f"memory has grown by {grown:,} bytes in {asked} requests"
+        print(f"memory has grown by {grown / asked:,.0f} bytes a request; {metrics.in_use}, {metrics.ends}")
+        print(f"{metrics('vllm:num_preemptions_total'):,.0f} preemptions")
+        assert grown < asked * LEAK_BYTES
 
 
 def memory_when_quiet(server: Server) -> int:
@@ -207,7 +209,9 @@ def serve_both(tiny_model: str, folder: Path, num_polite: int, *options: str) ->
     with running_server(*model, *sizes, *options) as url:
         statuses = asyncio.run(both(url, num_polite))
         check_nothing_in_use(url)
-    return p99_steps_to_first_token(Timeline.load(record), "polite"), statuses
+    steps = p99_steps_to_first_token(Timeline.load(record), "polite")
+    print(f"p99 of the polite tenant: {steps} steps to the first token; the flood met {dict(statuses)}")
+    return steps, statuses
 
 
 def test_a_polite_tenant_waits_for_a_slot_and_not_for_the_flood(tiny_model, tmp_path):

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from minibatcher.errors import InvalidParameter, ModelError
-from minibatcher.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from minibatcher.model.detokenizer import IncrementalDetokenizer
+from minibatcher.model.tokenizer import Tokenizer
 
 
 def byte_level() -> Tokenizer:
@@ -100,6 +101,54 @@ def test_special_tokens_are_left_out_and_added_ones_kept():
     assert BYTES.special_ids == {end}
     ids = [*BYTES.encode("o"), end, tool, *BYTES.encode("p")]
     assert stream(BYTES, ids)[1].text == BYTES.decode(ids) == "o<tool call>p"
+
+
+def word_piece() -> Tokenizer:
+    """BERT's kind: words, and pieces that go on with a word."""
+    vocab = {token: i for i, token in enumerate(["[UNK]", "[SEP]", "a", "the", "##re", "é"])}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    backend.add_special_tokens(["[SEP]"])
+    return Tokenizer(backend)
+
+
+@given(st.text())
+def test_the_bytes_of_tokens_join_to_those_of_the_text(text):
+    assert b"".join(map(BYTES.token_bytes, BYTES.encode(text))) == text.encode()
+    pieces = b"".join(map(FALLBACK.token_bytes, FALLBACK.encode(text)))
+    assert pieces == (f" {text}" if text else "").replace("▁", " ").encode()
+
+
+def test_a_token_alone_is_shown_with_its_space_and_a_special_one_by_its_name():
+    end, tool, beyond = BYTES.eos_token_ids[0], BYTES.backend.token_to_id("<tool call>"), BYTES.vocab_size
+    assert [BYTES.token_text(i) for i in (*BYTES.encode(" the"), end, tool, beyond)] == [
+        " the",
+        "<|end|>",
+        "<tool call>",
+        "",
+    ]
+    assert [BYTES.token_bytes(i) for i in (end, tool, beyond)] == [b"", b"<tool call>", b""]
+    assert [BYTES.token_text(i) for i in BYTES.encode("😀")] == ["\ufffd", "\ufffd"]
+    assert b"".join(map(BYTES.token_bytes, BYTES.encode("😀"))) == "😀".encode()
+
+    def of(tokenizer, names):
+        ids = [tokenizer.backend.token_to_id(name) for name in names]
+        return [(tokenizer.token_text(i), tokenizer.token_bytes(i)) for i in ids]
+
+    assert of(FALLBACK, ["▁the", "th", "▁", "<0x0A>", "<0xE2>", "<s>"]) == [
+        (" the", b" the"),
+        ("th", b"th"),
+        (" ", b" "),
+        ("\n", b"\n"),
+        ("\ufffd", b"\xe2"),
+        ("<s>", b""),
+    ]
+    assert of(word_piece(), ["the", "##re", "é", "[SEP]"]) == [
+        (" the", b" the"),
+        ("re", b"re"),
+        (" é", " é".encode()),
+        ("[SEP]", b""),
+    ]
 
 
 def simple_stream(text, stops):

@@ -108,14 +108,17 @@ def tenant_limit(text: str) -> tuple[str, float, float | None]:
     return name, rate, bucket
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """several: --model may be given more than once, and is None unless it is."""
     group = parser.add_argument_group("model and device")
-    group.add_argument(
-        "--model",
-        default="bard",
-        help="bard (the small Shakespeare model in the package), a folder with a Hugging Face checkpoint (Llama, "
-        "Qwen2, Qwen3), a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct (default: bard)",
+    which = (
+        "bard (the small Shakespeare model in the package), a folder with a Hugging Face checkpoint (Llama, "
+        "Qwen2, Qwen3), a .gguf file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct (default: bard)"
     )
+    if several:
+        group.add_argument("--model", action="append", help=f"{which}; repeatable: an engine for each")
+    else:
+        group.add_argument("--model", default="bard", help=which)
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: float32 on a CPU)")
     group.add_argument(

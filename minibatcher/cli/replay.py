@@ -57,7 +57,15 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="a key of its own for each tenant of the workload: TOML as for serve, [keys.TENANT] with key",
     )
-    server.add_argument("--chat", action="store_true", help="send texts as a user's message to /chat/completions")
+    server.add_argument(
+        "--chat", action="store_true", help="send each prompt as a user's message to /chat/completions (see --as-text)"
+    )
+    server.add_argument(
+        "--as-text",
+        action="store_true",
+        help="send random token ids as the text that they stand for, to servers that take no ids (TGI); needs "
+        "--tokenizer, and lengths then come out only near the workload's",
+    )
     server.add_argument(
         "--timeout-s", type=positive_number, default=600.0, help="longest life of a request (default: 600)"
     )
@@ -133,6 +141,7 @@ def run(args: argparse.Namespace) -> int:
         params=SamplingParams(max_tokens=args.max_tokens),
         seed=args.seed,
         chat=args.chat,
+        as_text=args.as_text,
         warm_up=args.warm_up,
         timeout_s=args.timeout_s,
         name=args.name,

@@ -1,7 +1,7 @@
 """How much may wait, and how much each tenant may ask for: refused at the door rather than queued without bound."""
 
-from .bounds import Limits, TenantLimit
+from .bounds import OTHERS, Limits, TenantLimit
 from .bucket import TokenBucket
 from .door import Door
 
-__all__ = ["Door", "Limits", "TenantLimit", "TokenBucket"]
+__all__ = ["OTHERS", "Door", "Limits", "TenantLimit", "TokenBucket"]

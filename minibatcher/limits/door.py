@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ..errors import QueueFull, RateLimited
 from ..request import Request
-from .bounds import Limits
+from .bounds import Limits, TenantLimit
 from .bucket import TokenBucket
 
 NUM_ENTRIES = 100  # over so many entries the speed of a queue is measured
@@ -33,14 +33,14 @@ class Queue:
 
     def check(
         self,
-        request: Request,
+        requests: Sequence[Request],
         running: Collection[Request],
         now: float,
         max_waiting_requests: int | None,
         max_waiting_tokens: int | None = None,
     ) -> None:
-        """Raise QueueFull if these bounds leave no room for one more."""
-        sizes, bounds = (1, request.max_total_tokens), (max_waiting_requests, max_waiting_tokens)
+        """Raise QueueFull if these bounds leave no room for all of them."""
+        sizes, bounds = _size(requests), (max_waiting_requests, max_waiting_tokens)
         waiting = self.waiting(running)
         for i, (unit, size, bound) in enumerate(zip(("requests", "tokens"), sizes, bounds)):
             if bound is None or waiting[i] + size <= bound:
@@ -48,7 +48,7 @@ class Queue:
             wait = self._time_to_move(i, waiting[i] + size - bound, waiting[i], now)
             when = "later" if wait is None else f"in about {wait:.2g} s"
             raise QueueFull(
-                f"{self.name} has no room for request {request.request_id!r}",
+                f"{self.name} has no room for {_named(requests)}",
                 need=size,
                 have=max(0, bound - waiting[i]),
                 unit=unit,
@@ -91,45 +91,57 @@ class Door:
         self.queue = Queue("the queue")
         self.queues: dict[str, Queue] = {}  # of each tenant with a bound of its own that has somebody here
 
-    def check(self, request: Request) -> None:
-        """Raise QueueFull or RateLimited, with retry_after_s None, if it could never be let in."""
-        bound, need = self.limits.max_waiting_tokens, request.max_total_tokens
-        if bound is not None and need > bound:
-            raise QueueFull(
-                f"request {request.request_id!r} alone is larger than the queue",
-                need=need,
-                have=bound,
-                unit="tokens",
-                hint="lower max_tokens, shorten the prompt or raise max_waiting_tokens",
-            )
-        limit = self.limits.of(request.tenant)
-        if limit is not None and limit.burst_tokens is not None and need > limit.burst_tokens:
-            raise RateLimited(
-                f"request {request.request_id!r} is larger than the burst that tenant {request.tenant!r} may ask for",
-                need=need,
-                have=int(limit.burst_tokens),
-                unit="tokens",
-                hint="lower max_tokens, shorten the prompt or raise burst_tokens",
-            )
+    def check(self, requests: Sequence[Request]) -> None:
+        """Raise QueueFull or RateLimited, for good, if they could never be let in together.
 
-    def enter(self, request: Request, running: Collection[Request], now: float) -> None:
-        """Charge a request that is about to wait; `running` don't. Raises QueueFull or RateLimited; nothing changes."""
-        limits, tenant = self.limits, request.tenant
+        All are of one tenant.
+        """
+        limits, limit, sizes = self.limits, self.limits.of(requests[0].tenant), _size(requests)
+        cures = "send fewer together", "lower max_tokens, shorten the prompt"
+        for unit, need, bound, cure in zip(("requests", "tokens"), sizes, _queue_bounds(limits, limit), cures):
+            if bound is not None and need > bound:
+                raise QueueFull(
+                    f"{_named(requests)} alone {_is(requests)} larger than the queue",
+                    need=need,
+                    have=bound,
+                    unit=unit,
+                    hint=f"{cure} or raise max_waiting_{unit}",
+                    for_good=True,
+                )
+        bursts = (limit.burst_requests, limit.burst_tokens) if limit else (None, None)
+        for unit, need, burst, cure in zip(("requests", "tokens"), sizes, bursts, cures):
+            if burst is not None and need > burst:
+                raise RateLimited(
+                    f"{_named(requests)} {_is(requests)} larger than the burst that tenant {requests[0].tenant!r} "
+                    "may ask for",
+                    need=need,
+                    have=int(burst),
+                    unit=unit,
+                    hint=f"{cure} or raise burst_{unit}",
+                    for_good=True,
+                )
+
+    def enter(self, requests: Sequence[Request], running: Collection[Request], now: float) -> None:
+        """Charge requests of one tenant that are about to wait; `running` don't.
+
+        Raises QueueFull or RateLimited unless all of them may come in, and then nothing changes.
+        """
+        limits, tenant = self.limits, requests[0].tenant
         limit = limits.of(tenant)
         bound = limit.max_waiting_requests if limit else None
         if tenant in self.queues:
-            self.queues[tenant].check(request, running, now, bound)
-        self.queue.check(request, running, now, limits.max_waiting_requests, limits.max_waiting_tokens)
-        tokens, requests = self._tenant_buckets(tenant, now)
-        self._check_rate(request, tokens, requests, now)
-        if tokens:
-            tokens.take(request.max_total_tokens, now)
-        if requests:
-            requests.take(1, now)
-        self.queue.add(request, running, now)
-        if bound is not None:
-            own = self.queues.setdefault(tenant, Queue(f"the queue of tenant {tenant!r}"))
-            own.add(request, running, now)
+            self.queues[tenant].check(requests, running, now, bound)
+        self.queue.check(requests, running, now, limits.max_waiting_requests, limits.max_waiting_tokens)
+        buckets = self._tenant_buckets(tenant, now)
+        self._check_rate(requests, buckets, now)
+        for bucket, amount in zip(buckets, reversed(_size(requests))):
+            if bucket:
+                bucket.take(amount, now)
+        for request in requests:
+            self.queue.add(request, running, now)
+            if bound is not None:
+                own = self.queues.setdefault(tenant, Queue(f"the queue of tenant {tenant!r}"))
+                own.add(request, running, now)
 
     def leave(self, request: Request, now: float) -> None:
         """It has ended, or was not let in after all; one that never entered is no error."""
@@ -154,21 +166,22 @@ class Door:
         self.queue.tokens = 0
 
     def _check_rate(
-        self, request: Request, tokens: TokenBucket | None, requests: TokenBucket | None, now: float
+        self, requests: Sequence[Request], buckets: tuple[TokenBucket | None, TokenBucket | None], now: float
     ) -> None:
-        asked = ((requests, 1, "requests"), (tokens, request.max_total_tokens, "tokens"))
+        asked = tuple(zip(reversed(buckets), _size(requests), ("requests", "tokens")))
         delays = [bucket.delay(amount, now) for bucket, amount, _ in asked if bucket]
         known = [delay for delay in delays if delay is not None]
         wait = max(known, default=0.0) if len(known) == len(delays) else None
         for bucket, amount, unit in asked:
             if bucket and bucket.delay(amount, now) != 0:
                 raise RateLimited(
-                    f"tenant {request.tenant!r} has asked for as much as it may for now",
+                    f"tenant {requests[0].tenant!r} has asked for as much as it may for now",
                     need=amount,
                     have=max(0, int(bucket.level(now))),
                     unit=unit,
                     hint="its limit lets nothing more in" if wait is None else f"try again in {wait:.3g} s",
                     retry_after_s=wait,
+                    for_good=wait is None,
                 )
 
     def _tenant_buckets(self, tenant: str, now: float) -> tuple[TokenBucket | None, TokenBucket | None]:
@@ -187,3 +200,24 @@ class Door:
             if all(bucket is None or bucket.level(now) >= bucket.burst for bucket in buckets):
                 del self._buckets[tenant]
         self._sweep_at = max(1000, 2 * len(self._buckets))
+
+
+def _size(requests: Sequence[Request]) -> tuple[int, int]:
+    """How many, and their prompt + max_tokens."""
+    return len(requests), sum([request.max_total_tokens for request in requests])
+
+
+def _named(requests: Sequence[Request]) -> str:
+    first = f"request {requests[0].request_id!r}"
+    return first if len(requests) == 1 else f"{first} and {len(requests) - 1:,} that come with it"
+
+
+def _is(requests: Sequence[Request]) -> str:
+    return "is" if len(requests) == 1 else "are"
+
+
+def _queue_bounds(limits: Limits, limit: TenantLimit | None) -> tuple[int | None, int | None]:
+    """The most requests and tokens of one tenant that may wait."""
+    own = limit.max_waiting_requests if limit else None
+    bounds = [bound for bound in (limits.max_waiting_requests, own) if bound is not None]
+    return min(bounds, default=None), limits.max_waiting_tokens

@@ -66,4 +66,4 @@ def most_probable(logits: Tensor, k: int) -> Tensor:
     bits = (logits + 0.0).view(torch.int32)  # the sum makes +0.0 of -0.0
     rising = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of negative numbers, larger bits mean a smaller number
     ids = torch.arange(logits.shape[-1], device=logits.device)
-    return (rising.long() * 2**32 - ids).topk(k, dim=-1).indices
+    return rising.long().mul_(2**32).sub_(ids).topk(k, dim=-1).indices

@@ -36,14 +36,16 @@ def asks_of(
     seed: int,
     max_model_len: int | None,
     chat: bool = False,
+    as_text: bool = False,
 ) -> list[Ask]:
     """One for each row. A row with text is sent as text, a row with lengths alone as synthetic token ids.
 
-    Raises WorkloadError for rows without text where a chat is wanted, or where the vocabulary is not known.
+    as_text: those ids as the text that they stand for, which a chat needs in any case; a server's tokenizer may make
+    other tokens of it. Raises WorkloadError where the vocabulary is not known, or the tokenizer for a text.
     """
     asks = []
     for row in workload:
-        prompt = _prompt(row, workload, vocabulary, seed, chat)
+        prompt = _prompt(row, workload, vocabulary, seed, chat or as_text)
         length = len(prompt) if isinstance(prompt, list) else row.prompt_tokens
         room = None if max_model_len is None or length is None else max_model_len - length
         own = params_of(row, params, room=room)
@@ -67,13 +69,16 @@ def warm_up_asks(server: Server, vocabulary: Vocabulary, count: int, *, chat: bo
     return asks
 
 
-def _prompt(row: WorkloadRequest, workload: Workload, vocabulary: Vocabulary, seed: int, chat: bool) -> str | list[int]:
+def _prompt(
+    row: WorkloadRequest, workload: Workload, vocabulary: Vocabulary, seed: int, as_text: bool
+) -> str | list[int]:
     if row.prompt is not None:
         return row.prompt
-    if chat:
+    if as_text and vocabulary.tokenizer is None:
         raise WorkloadError(
-            f"request {row.request_id!r} of {workload.name} has a length but no text, and a chat's message must be "
-            "text; leave --chat out, or use a workload with prompts"
+            f"the requests of {workload.name} have lengths but no text; to send random text (--chat, --as-text), name "
+            "the model's tokenizer with --tokenizer (bard, a folder, a tokenizer.json or a .gguf file), or use a "
+            "workload with prompts"
         )
     if vocabulary.size is None:
         raise WorkloadError(
@@ -82,7 +87,7 @@ def _prompt(row: WorkloadRequest, workload: Workload, vocabulary: Vocabulary, se
             "tokenizer.json or a .gguf file)"
         )
     assert row.prompt_tokens is not None  # a row has text or a length
-    return synthetic_prompt(
+    token_ids = synthetic_prompt(
         row.prompt_tokens,
         vocabulary.size,
         seed,
@@ -91,6 +96,7 @@ def _prompt(row: WorkloadRequest, workload: Workload, vocabulary: Vocabulary, se
         prefix_hashes=row.prefix_hashes,
         tokens_per_hash=row.tokens_per_hash,
     )
+    return vocabulary.tokenizer.decode(token_ids) if as_text and vocabulary.tokenizer else token_ids
 
 
 def _body(

@@ -63,7 +63,9 @@ async def serve_all(
             await asyncio.wait_for(_ask(session, url, ask, answer, headers_of(ask.row.tenant), now), timeout_s)
         except asyncio.TimeoutError:
             answer.fail(f"no complete answer within {timeout_s:g} s", now())
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # of data that another program made
+            answer.fail(f"the answer is not as it should be: {reason(error)}", now())
+        except (aiohttp.ClientError, OSError) as error:
             answer.fail(f"{'the connection broke' if answer.sent else 'not sent'}: {reason(error)}", now())
         on_end(answer)
 

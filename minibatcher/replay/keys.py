@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import InvalidParameter
-from ..labkit.tomlfile import read_toml
+from ..tomlfile import read_toml
 
 
 def tenant_keys(path: Path) -> dict[str, str]:

@@ -33,9 +33,8 @@ def _late(asks: Sequence[Ask], answers: Sequence[Answer]) -> list[str]:
     if not late or (p99 := float(np.percentile(late, 99))) <= LATE_MS:
         return []
     return [
-        f"requests were written to their connections late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms, "
-        f"most {max(late):.1f} ms after their time; opening a connection is in it), and TTFT holds that delay: the "
-        "client or the way to the server could not keep up"
+        f"requests went out late (p50 {np.percentile(late, 50):.1f} ms, p99 {p99:.1f} ms after their time), and TTFT "
+        "holds that delay: so long did it take to open connections and write to them"
     ]
 
 
@@ -69,9 +68,14 @@ def _lengths(asks: Sequence[Ask], answers: Sequence[Answer], timeline: Timeline)
             f"{other:,} of {len(ended):,} answers did not have the length that was asked for: this server does not go "
             "on after the end of sequence, or counts otherwise, so the work is not the same"
         )
-    grown = sum(ask.num_prompt_tokens is not None and r.num_prompt_tokens != ask.num_prompt_tokens for ask, r in ended)
-    if grown:
-        notes.append(f"the server counts other prompt lengths than were sent for {grown:,} of {len(ended):,} requests")
+    pairs = [(ask.num_prompt_tokens, r.num_prompt_tokens) for ask, r in ended if ask.num_prompt_tokens is not None]
+    other_prompts = sum(sent != counted for sent, counted in pairs)
+    if other_prompts:
+        sent, counted = map(sum, zip(*pairs))
+        notes.append(
+            f"the server counts other prompt lengths than the workload's for {other_prompts:,} of {len(pairs):,} "
+            f"requests: in all {counted:,} tokens, not {sent:,}"
+        )
     return notes
 
 

@@ -40,6 +40,7 @@ def replay(
     params: SamplingParams | None = None,
     seed: int = 0,
     chat: bool = False,
+    as_text: bool = False,
     warm_up: int = 2,
     timeout_s: float = 600.0,
     name: str | None = None,
@@ -50,8 +51,8 @@ def replay(
     read: the workload, or a function that reads it once the server is known, and returns it with the longest prompt +
     output in tokens that it was fitted to. tenant_keys: tenant → key, in place of api_key. tokenizer: where the
     vocabulary comes from if the server does not tell it (Vocabulary.of_files). params: sampling of rows that name no
-    output length. chat: send text as a user's message. warm_up: short requests before the clock starts, not recorded.
-    timeout_s: longest life of a request. name: what the run is called.
+    output length. chat: send text as a user's message. as_text: see asks_of. warm_up: short requests before the clock
+    starts, not recorded. timeout_s: longest life of a request. name: what the run is called.
     The timeline has no steps, and its times are the client's. An interrupt keeps what was done: what was under way or
     not sent ends as `abort`, and header["interrupted"] is True. Raises NoServer, InvalidParameter, WorkloadError, and
     KeyboardInterrupt before the clock has started.
@@ -68,11 +69,20 @@ def replay(
             server = await find_server(session, base_url, model, known)
             vocabulary = Vocabulary.of_files(tokenizer) if tokenizer else Vocabulary.of_server(server)
             workload, max_model_len = read(server, vocabulary) if callable(read) else (read, server.max_model_len)
-            text = any(row.prompt is not None for row in workload)
+            text = chat or as_text or any(row.prompt is not None for row in workload)
             if warm_up:
                 server = await _warm_up(session, server, vocabulary, warm_up, chat, text, known)
             own = params or SamplingParams()
-            asks = asks_of(workload, server, vocabulary, params=own, seed=seed, max_model_len=max_model_len, chat=chat)
+            asks = asks_of(
+                workload,
+                server,
+                vocabulary,
+                params=own,
+                seed=seed,
+                max_model_len=max_model_len,
+                chat=chat,
+                as_text=as_text,
+            )
             label = name or server.name
             with tqdm(total=len(asks), desc=label, unit="req", disable=not progress, file=sys.stderr) as bar:
                 answers, interrupted = await serve_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -132,7 +133,9 @@ def reason(error: BaseException) -> str:
     """What went wrong on the way to a server, in few words."""
     if isinstance(error, asyncio.TimeoutError):
         return "no answer in time"
-    cause = getattr(error, "os_error", error)
+    cause = getattr(error, "os_error", error)  # asyncio's own words hide the reason
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
     words = getattr(cause, "strerror", None) or str(cause) or type(error).__name__
     return " ".join(str(words).split())[:300]
 

@@ -54,9 +54,10 @@ class Form(ABC):
 
 async def answer(http: HttpRequest, form: Form, stream: Stream) -> Response:
     """Raises ApiError if a request has failed before anything was sent."""
+    metrics = form.call.settings.metrics
     if form.body.stream:
-        return EventStream(_events(form, stream), stream)
-    async with watched(http.receive, stream):
+        return EventStream(_events(form, stream), stream, metrics)
+    async with watched(http.receive, stream, metrics):
         await stream.end()
     requests = stream.requests
     for request in requests:

@@ -47,7 +47,11 @@ WHY = {
 def create_app(hosts: Mapping[str, EngineHost], settings: ServeSettings) -> FastAPI:
     """An application that serves `hosts` by name; start them before it answers, and stop them after."""
     app = FastAPI(
-        title="minibatcher", description="OpenAI's interface to minibatcher's engine.", docs_url=None, redoc_url=None
+        title="minibatcher",
+        description="OpenAI's interface to minibatcher's engine.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # clients of an API don't follow a POST elsewhere
     )
     app.state.hosts, app.state.settings = dict(hosts), settings
     api = APIRouter(
@@ -79,17 +83,17 @@ def _add_generation(api: APIRouter) -> None:
 
     @api.post("/completions", response_model=CompletionAnswer, responses=errors | {200: {"content": EVENTS}})
     async def completions(http: Request, body: CompletionBody) -> Response:
-        return await complete(http, _call(http, body, "cmpl", "prompt"), body)
+        return await complete(http, await _call(http, body, "cmpl", "prompt"), body)
 
     @api.post("/chat/completions", response_model=ChatAnswer, responses=errors | {200: {"content": EVENTS}})
     async def chat_completions(http: Request, body: ChatBody) -> Response:
-        return await chat(http, _call(http, body, "chatcmpl", "messages"), body)
+        return await chat(http, await _call(http, body, "chatcmpl", "messages"), body)
 
 
-def _call(http: Request, body: SamplingBody, prefix: str, prompt_field: str) -> Call:
+async def _call(http: Request, body: SamplingBody, prefix: str, prompt_field: str) -> Call:
     host = _host_of(http, body)
     host.check_open()
-    check_supported(body)
+    check_supported(body, await http.json())
     answer_id = f"{prefix}-{http.state.request_id}"
     return Call(host, http.app.state.settings, http.state.key, answer_id, int(time.time()), prompt_field)
 
@@ -123,7 +127,6 @@ def _add_models(api: APIRouter) -> None:
 
 
 def _card(host: EngineHost) -> ModelCard:
-    special = sorted(host.tokenizer.special_ids) if host.tokenizer else []
     return ModelCard(
         id=host.name,
         object="model",
@@ -132,7 +135,7 @@ def _card(host: EngineHost) -> ModelCard:
         root=host.name,
         max_model_len=host.max_model_len,
         vocab_size=host.engine.vocab_size,
-        special_token_ids=special,
+        special_token_ids=list(host.special_token_ids),
     )
 
 
@@ -189,9 +192,26 @@ class Outermost:
             await send(message)
 
         try:
+            _check_http(scope)
             await self.app(scope, receive, named)
+        except ApiError as error:
+            await error.response()(scope, receive, named)
         except Exception as error:
             LOG.exception("a request has failed")
             if begun:
                 raise  # the server ends the connection
             await explain(error).response()(scope, receive, named)
+
+
+def _check_http(scope: Scope) -> None:
+    """Raise ApiError for what h11 lets through.
+
+    Of a body with a length and an encoding a proxy may believe the one and we the other: to each, another request
+    would come after it.
+    """
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        raise ApiError(400, "a body has Content-Length or Transfer-Encoding, not both", headers={"Connection": "close"})
+    if scope["http_version"] not in ("1.0", "1.1"):
+        version = scope["http_version"]
+        raise ApiError(505, f"this server speaks HTTP/1.1, not HTTP/{version}", headers={"Connection": "close"})

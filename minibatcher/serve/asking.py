@@ -11,7 +11,7 @@ from ..intake import check_limits
 from ..request import Request, SamplingParams
 from .failures import ApiError, explain
 from .host import EngineHost, Stream
-from .protocol import LARGEST_SEED, SamplingBody
+from .protocol import SamplingBody
 from .settings import ServeSettings
 
 if TYPE_CHECKING:
@@ -123,10 +123,7 @@ async def submit(call: Call, body: SamplingBody, prompts: Sequence[list[int]], p
     n, priority = body.n or 1, priority_of(call, body)
     check_choices(call, len(prompts), n)
     # Choices with one seed would be one choice; each prompt's begin with the seed, whatever stands beside it.
-    choices = [
-        params if params.seed is None else replace(params, seed=(params.seed + i) % (LARGEST_SEED + 1))
-        for i in range(n)
-    ]
+    choices = [params if params.seed is None else replace(params, seed=params.seed + i) for i in range(n)]
     host, requests = call.host, list[Request]()
     try:
         for prompt in prompts:
@@ -139,4 +136,6 @@ async def submit(call: Call, body: SamplingBody, prompts: Sequence[list[int]], p
         known = explain(error, call.prompt_field)
         if known.status == 500 and known is not error:
             raise  # a bug: the log must have it
+        if call.settings.metrics is not None:
+            call.settings.metrics.refused(host.name, known.code or "other", len(prompts) * n)
         raise known from None

@@ -55,6 +55,8 @@ def explain(error: Exception, param: str | None = None) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, (QueueFull, RateLimited)):
+        if error.for_good:
+            return ApiError(400, str(error), code="request_too_large")
         code = "queue_full" if isinstance(error, QueueFull) else "rate_limit_exceeded"
         return ApiError(429, str(error), code=code, retry_after_s=error.retry_after_s or 1)
     if isinstance(error, RequestRefused):

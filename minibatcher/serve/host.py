@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from ..background import BackgroundRun
 from ..engine import Engine
-from ..errors import QueueFull, RateLimited
-from ..limits import TenantLimit
 from ..request import Request
 from ..stepping import Output
 from .failures import ApiError
 
+LOG = logging.getLogger(__name__)
 STOPPED_RETRY_S = 10.0  # until which another server may have taken over
 
 
@@ -23,17 +23,18 @@ class EngineHost:
 
     `start`, `submit` and the streams belong to one event loop; only the engine's thread touches the engine.
     draining: takes no new requests, and serves those that it has.
+    special_token_ids: what a prompt of random tokens must not hold.
     """
 
-    def __init__(self, name: str, engine: Engine, created: int) -> None:
+    def __init__(self, name: str, engine: Engine, created: int, special_token_ids: Sequence[int] = ()) -> None:
         self.name, self.engine, self.created = name, engine, created
         self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_model_len
+        self.special_token_ids = tuple(special_token_ids)
         vocabulary = engine.tokenizer.backend.get_vocab(with_added_tokens=True) if engine.tokenizer else {}
         self.longest_token = max(map(len, vocabulary), default=1)  # characters
         self.draining = False
-        self._run = BackgroundRun(engine, (), keep_open=True)
+        self._run = BackgroundRun(engine, observe=lambda _: self._ring(), every_s=0.0, keep_open=True)
         self._outbox: deque[tuple[Stream, Output]] = deque()
-        self._rung = False  # the loop has been told that there is something in it
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -77,11 +78,9 @@ class EngineHost:
     async def submit(self, requests: Sequence[Request]) -> Stream:
         """Let in all of these requests, or none; they arrive now.
 
-        Raises InvalidParameter, RequestRefused, QueueFull, RateLimited, and ApiError for what waiting can't help or
-        while the server shuts down.
+        Raises what Engine.submit_all does, and ApiError while the server shuts down.
         """
         self.check_open()
-        self._check_together(requests)
         self._loop = loop = asyncio.get_running_loop()
         for request in requests:
             request.arrival_time = self.engine.clock.now()  # a step that is under way counts as waiting
@@ -112,65 +111,29 @@ class EngineHost:
             raise
         return stream
 
-    def _check_together(self, requests: Sequence[Request]) -> None:
-        """Raise ApiError for what could never come in at once, however long one waits."""
-        limits = self.engine.limits
-        if limits is None:
-            return
-        limit = limits.of(requests[0].tenant) or TenantLimit()
-        num_tokens = sum(request.max_total_tokens for request in requests)
-        for unit, need, bounds in (
-            (
-                "requests",
-                len(requests),
-                (limits.max_waiting_requests, limit.max_waiting_requests, limit.burst_requests),
-            ),
-            ("tokens", num_tokens, (limits.max_waiting_tokens, limit.burst_tokens)),
-        ):
-            have = min((bound for bound in bounds if bound is not None), default=math.inf)
-            if need > have:
-                raise ApiError(
-                    400,
-                    f"the choices of one body come in together: {need:,} {unit} are more than the {have:,.0f} that may "
-                    "ever wait or be asked for at once; send fewer prompts, a lower n or a lower max_tokens",
-                    code="request_too_large",
-                )
-
     def _enter(self, stream: Stream) -> None:
-        """In the engine's thread, between two steps. Who came in before a refusal leaves before it has run."""
-        engine, entered = self.engine, list[Request]()
+        """In the engine's thread, between two steps."""
         if not self.running:
             self.check_open()
-        try:
-            engine.check_all(stream.requests)
-        except (QueueFull, RateLimited) as refusal:
-            raise ApiError(400, str(refusal), code="request_too_large") from None
-        tell = self._teller(stream)
-        try:
-            for request in stream.requests:
-                engine.submit(request, tell)
-                entered.append(request)
-        except BaseException as error:
-            for request in entered:
-                engine.abort(request.request_id)
-            if isinstance(error, RateLimited) and error.retry_after_s is None:
-                raise ApiError(400, str(error), code="insufficient_quota") from None
-            raise
+        self.engine.submit_all(stream.requests, self._teller(stream))
 
     def _teller(self, stream: Stream) -> Callable[[Output], None]:
-        """What the engine calls with each output: the loop is woken once for all that a step brings."""
+        """What the engine calls with each output, in its thread."""
 
         def tell(output: Output) -> None:
             self._outbox.append((stream, output))
-            if not self._rung:
-                self._rung = True
-                assert self._loop is not None
-                self._loop.call_soon_threadsafe(self._hand_out)
 
         return tell
 
+    def _ring(self) -> None:
+        """After a step, in the engine's thread: all that it has brought crosses at once: a crossing is dear."""
+        if self.error is not None and not self.running:  # the last time
+            LOG.error("the engine of model %r has stopped", self.name, exc_info=self.error)
+        if self._outbox and self._loop is not None:
+            with suppress(RuntimeError):  # the loop has closed: nobody is left to hear of it
+                self._loop.call_soon_threadsafe(self._hand_out)
+
     def _hand_out(self) -> None:
-        self._rung = False  # first: what comes in from now on rings again
         while self._outbox:
             stream, output = self._outbox.popleft()
             stream._take(output)
@@ -213,11 +176,13 @@ class Stream:
             self._news.clear()
             await self._news.wait()
 
-    def abort(self) -> None:
-        """End the requests that are left: nobody wants them any more. Does not wait; a second time does nothing."""
-        if not self._aborted and self._num_left:
-            self._aborted = True
-            self.host._abort(self.requests)
+    def abort(self) -> int:
+        """End the requests that are left: nobody wants them any more. Does not wait; says how many there are."""
+        if self._aborted or not self._num_left:
+            return 0
+        self._aborted = True
+        self.host._abort(self.requests)
+        return self._num_left
 
     def _take(self, output: Output) -> None:
         self._num_left -= output.finish_reason is not None

@@ -7,6 +7,7 @@ neither requests nor the names that clients send may make one.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 if TYPE_CHECKING:
     from .recorder import ServeRecorder
@@ -88,9 +90,9 @@ class Histogram:
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound, as Prometheus writes it, and how many values are at most that."""
         found, below = [], 0
-        for bound, count in zip([*map(float, self.bounds), "+Inf"], list(self.counts)):
+        for bound, count in zip([*map(float, self.bounds), math.inf], list(self.counts)):
             below += count
-            found.append((str(bound), float(below)))
+            found.append((floatToGoString(bound), float(below)))
         return found
 
 
@@ -132,12 +134,12 @@ class ServerMetrics:
         """Show what this one counts."""
         self._recorders[recorder.model_name] = recorder
 
-    def refused(self, model_name: str, reason: str) -> None:
-        """A request was not let in. reason: one of a few codes, never a client's own words."""
-        self._recorders[model_name].sums.add("minibatcher:requests_refused", 1, reason)
+    def refused(self, model_name: str, reason: str, num_requests: int) -> None:
+        """They were not let in. reason: one of a few codes, never a client's own words."""
+        self._recorders[model_name].sums.add("minibatcher:requests_refused", num_requests, reason)
 
-    def left(self, model_name: str, num_requests: int = 1) -> None:
-        """A client went away before these had ended."""
+    def left(self, model_name: str, num_requests: int) -> None:
+        """Their client went away before they had ended."""
         self._recorders[model_name].sums.add("minibatcher:requests_left", num_requests)
 
     def collect(self) -> Iterator[Metric]:

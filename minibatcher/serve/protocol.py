@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from ..request import MOST_LOGPROBS, PRIORITIES
 from .failures import ApiError
 
-LARGEST_SEED = 2**63 - 1
+LARGEST_SEED = 2**63  # a bound that survives as a double, which the schema makes of it
 MOST_TOKENS = 2**31 - 1
 LONGEST_STOP = 1_000  # characters of a stop string: the end of a growing text is held against it at each token
-MOST_STOP_TOKENS = 128
-MOST_MESSAGES, MOST_PARTS = 4_096, 256
+# A body of some megabytes can hold a million of anything, and a list of a million faults takes a minute to write.
+MOST_PROMPTS, MOST_STOPS, MOST_STOP_TOKENS, MOST_MESSAGES, MOST_PARTS = 4_096, 128, 128, 4_096, 256
 TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+SEVERAL = {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS}
 
 
 def _is_token_ids(value: Any) -> bool:
@@ -27,11 +27,13 @@ def _as_prompts(value: Any) -> list[str | list[int]]:
     """A prompt in any of its four forms, as a list; by hand, since a list of a million must fail at its first fault."""
     if isinstance(value, str) or _is_token_ids(value):
         return [value]
-    items = value if isinstance(value, list) else []
+    items = value if isinstance(value, list) and len(value) <= MOST_PROMPTS else []
     if items and (all(isinstance(item, str) for item in items) or all(_is_token_ids(item) for item in items)):
         return items
     raise PydanticCustomError(
-        "prompt", "must be a text, a list of texts, a list of token ids, or a list of lists of token ids; none empty"
+        "prompt",
+        "must be a text, token ids, or a list of texts or of lists of token ids; at most "
+        f"{MOST_PROMPTS:,} of them, none empty",
     )
 
 
@@ -39,7 +41,14 @@ Prompts = Annotated[
     list[str | list[int]],
     PlainValidator(_as_prompts),
     WithJsonSchema(
-        {"anyOf": [{"type": "string"}, TEXTS, TOKEN_IDS, {"type": "array", "items": TOKEN_IDS, "minItems": 1}]}
+        {
+            "anyOf": [
+                {"type": "string"},
+                SEVERAL | {"items": {"type": "string"}},
+                TOKEN_IDS,
+                SEVERAL | {"items": TOKEN_IDS},
+            ]
+        }
     ),
 ]
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
@@ -48,7 +57,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 class Body(BaseModel):
     """Strict: no "5" for 5, no true for 1. null is the default. Fields that nobody knows are ignored."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 class StreamOptions(Body):
@@ -69,7 +78,7 @@ class SamplingBody(Body):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS, description="0 and -1 keep all tokens.")
     seed: int | None = Field(None, ge=0, le=LARGEST_SEED, description="Choice i draws with seed + i.")
-    stop: StopString | list[StopString] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
     ignore_eos: bool | None = None
     priority: int | None = Field(
@@ -93,6 +102,8 @@ class TextPart(Body):
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS)]
+    tool_calls: Any = Field(None, description="Not done: null or empty.")
+    function_call: Any = Field(None, description="Not done: null or empty.")
 
     @property
     def text(self) -> str:
@@ -100,7 +111,7 @@ class Message(Body):
 
 
 class ChatBody(SamplingBody):
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Goes before max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS, description="Needs logprobs: true.")
@@ -149,29 +160,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_supported(body: SamplingBody) -> None:
-    """Raise ApiError, naming the field, for one that asks for what this server does not do."""
+def check_supported(body: SamplingBody, given: dict[str, Any]) -> None:
+    """Raise ApiError, naming the field, for one that asks for what this server does not do. given: the body as sent."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
-    extra = body.model_extra or {}
-    for name, value in extra.items():
-        if value is None or (name not in NEUTRAL and name != "best_of"):
-            continue
-        neutral = NEUTRAL.get(name, (body.n or 1,))
-        if not any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in neutral):
-            only = " or ".join(repr(same) for same in neutral)
-            raise ApiError(
-                400,
-                f"this server does not do {name}; leave it out" + (f", or give {only}" if only else ""),
-                param=name,
-                code="unsupported_parameter",
-            )
+    for name, neutral in (NEUTRAL | {"best_of": (body.n or 1,)}).items():
+        value = given.get(name)
+        if value is not None and not any(_same(value, other) for other in neutral):
+            only = " or ".join(repr(other) for other in neutral)
+            raise _unsupported(name, f"{name}; leave it out{f', or give {only}' if only else ''}")
     for message in getattr(body, "messages", ()):
-        for name in ("tool_calls", "function_call", "audio"):
-            if (message.model_extra or {}).get(name):
-                raise ApiError(
-                    400,
-                    f"this server does not do {name} in messages; leave it out",
-                    param="messages",
-                    code="unsupported_parameter",
-                )
+        if message.tool_calls or message.function_call:
+            raise _unsupported("messages", "tool_calls and function_call in messages; leave them out")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal, and neither a truth value for a number nor the other way round."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _unsupported(param: str, what: str) -> ApiError:
+    return ApiError(400, f"this server does not do {what}", param=param, code="unsupported_parameter")

@@ -7,13 +7,16 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .failures import explain
 from .host import Stream
+
+if TYPE_CHECKING:
+    from .metrics import ServerMetrics
 
 LOG = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
@@ -25,13 +28,15 @@ def event(data: Any) -> bytes:
 
 
 @asynccontextmanager
-async def watched(receive: Receive, stream: Stream) -> AsyncIterator[None]:
+async def watched(receive: Receive, stream: Stream, metrics: ServerMetrics | None) -> AsyncIterator[None]:
     """While it lasts, a client that leaves ends its requests, whatever they wait for; and so does its end."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        stream.abort()
+        num_left = stream.abort()
+        if metrics is not None:
+            metrics.left(stream.host.name, num_left)
 
     watching = asyncio.create_task(watch())
     try:
@@ -46,14 +51,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], stream: Stream) -> None:
+    def __init__(self, events: AsyncIterator[bytes], stream: Stream, metrics: ServerMetrics | None) -> None:
         self.status_code, self.body, self.background = 200, b"", None
-        self.events, self.stream = events, stream
+        self.events, self.stream, self.metrics = events, stream, metrics
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})  # proxies pass events on at once
         del self.headers["content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with watched(receive, self.stream):
+        async with watched(receive, self.stream, self.metrics):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
                 async for piece in self.events:
