@@ -276,6 +276,30 @@ def test_a_tenants_queue_says_how_fast_it_has_moved_and_a_reset_empties_it():
         engine.submit(request(f"a{i}", tenant="a"))
 
 
+def test_requests_that_come_together_come_in_together_or_not_at_all():
+    limits = tenants(max_waiting_requests=3, tokens_per_s=1, burst_tokens=40, requests_per_s=1, burst_requests=4)
+    door = Door(limits)
+    first, pair = [request("r0", 1, 4)], [request(f"p{i}", 1, 4) for i in range(3)]
+    door.enter(first, [], 0.0)
+    with pytest.raises(QueueFull, match=r"no room for request 'p0' and 2 that come with it: need 3 requests, have 2"):
+        door.enter(pair, [], 0.0)
+    assert door.queue.waiting([]) == (1, 5)
+    door.enter(pair, first, 0.0)  # the first runs by now, and the refusal has cost nothing
+    for request_ in pair:
+        door.leave(request_, 0.0)
+    with pytest.raises(RateLimited) as refused:
+        door.enter([request(f"q{i}", 1, 4) for i in range(3)], first, 0.0)
+    assert refused.value.retry_after_s == 3.0 and not refused.value.for_good  # for all three of them
+    door.enter([request(f"s{i}", 1, 4) for i in range(3)], first, 3.0)
+    for size, kind in ((4, QueueFull), (5, QueueFull)):
+        with pytest.raises(kind) as never:
+            door.check([request(f"n{i}", 1, 1) for i in range(size)])
+        assert never.value.for_good and never.value.retry_after_s is None
+    with pytest.raises(RateLimited) as never:
+        door.check([request(f"t{i}", 10, 10) for i in range(3)])
+    assert never.value.for_good and (never.value.need, never.value.have) == (60, 40)
+
+
 def test_a_door_that_an_interrupt_has_torn_can_be_cleared():
     door = Door(tenants(max_waiting_requests=2))
     door.enter([request("r0")], [], 0.0)

@@ -1,17 +1,18 @@
-"""The server's interface, in this process: no socket, the real model in the box, each route by its own rules."""
+"""The server's answers, in this process: no socket, the real model in the box, each route by its own rules."""
 
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("fastapi", reason="the server needs minibatcher[serve]")
+
+from in_process import JSON, served, talk, until
 
 from minibatcher.build import build_engine
 from minibatcher.errors import QueueFull, RateLimited
@@ -20,130 +21,12 @@ from minibatcher.model.loader import load_model
 from minibatcher.request import FinishReason, Request, SamplingParams
 from minibatcher.runners.base import StepResult
 from minibatcher.serve import answering, failures
-from minibatcher.serve.app import create_app
 from minibatcher.serve.host import EngineHost
-from minibatcher.serve.settings import ServeSettings
-
-JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def model():
     return load_model("bard", dtype="float32")
-
-
-@dataclass
-class Reply:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> dict[str, Any]:
-        answer = self.json["error"]
-        assert set(answer) == {"message", "type", "param", "code"}
-        return answer
-
-    @property
-    def events(self) -> list[Any]:
-        """What the events say; the last must be [DONE]."""
-        lines = self.body.decode().split("\n\n")
-        assert lines.pop() == "" and lines.pop() == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-
-class Client:
-    """Speaks ASGI by hand, so that it can dawdle and leave."""
-
-    def __init__(self, host: EngineHost, **settings: Any) -> None:
-        self.host, self.app = host, create_app({host.name: host}, ServeSettings(**settings))
-
-    async def send(
-        self,
-        method: str,
-        path: str,
-        body: bytes | list[bytes] = b"",
-        headers: dict[str, str] | None = None,
-        leaves: asyncio.Event | None = None,
-        on_piece: Callable[[bytes], None] = lambda piece: None,
-    ) -> Reply:
-        """leaves: when the client goes away. A body that is a list comes in pieces, of which the last never comes."""
-        pieces = [body] if isinstance(body, bytes) else list(body)
-        endless = isinstance(body, list)
-        leaves = leaves or asyncio.Event()
-        reply = Reply(0, {}, b"")
-
-        async def receive():
-            if pieces:
-                piece = pieces.pop(0)
-                return {"type": "http.request", "body": piece, "more_body": bool(pieces) or endless}
-            await leaves.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            if message["type"] == "http.response.start":
-                reply.status = message["status"]
-                reply.headers = {k.decode(): v.decode() for k, v in message["headers"]}
-            elif message["type"] == "http.response.body":
-                reply.body += message["body"]
-                on_piece(message["body"])
-
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()],
-        }
-        await self.app(scope, receive, send)
-        return reply
-
-    async def post(self, path: str, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
-        leaves, on_piece = fields.pop("leaves", None), fields.pop("on_piece", lambda piece: None)
-        body = json.dumps(fields).encode()
-        return await self.send("POST", f"/v1/{path}", body, JSON | (headers or {}), leaves, on_piece)
-
-    async def complete(self, prompt: Any = "HAMLET:", **fields: Any) -> Reply:
-        return await self.post("completions", prompt=prompt, **{"temperature": 0, "max_tokens": 8} | fields)
-
-    async def chat(self, content: Any = "Who's there?", **fields: Any) -> Reply:
-        messages = fields.pop("messages", [{"role": "user", "content": content}])
-        return await self.post("chat/completions", messages=messages, **{"temperature": 0, "max_tokens": 8} | fields)
-
-
-@contextmanager
-def served(model, **options: Any) -> Iterator[EngineHost]:
-    """An engine that serves, and at the end holds nobody and has all its blocks back."""
-    host = EngineHost(
-        "bard", build_engine(model, **{"strategy": "chunked", "enable_prefix_caching": True} | options), 1_700_000_000
-    )
-    host.start()
-    try:
-        yield host
-        asyncio.run(until(lambda: not host.engine.requests))
-    finally:
-        host.stop()
-    kv = host.engine.scheduler.kv
-    assert kv.num_used_blocks == 0 and kv.num_free_blocks + kv.num_cached_blocks == kv.num_blocks
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(3_000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("what was waited for did not come")
-
-
-def talk(host: EngineHost, conversation: Callable[[Client], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
-    return asyncio.run(conversation(Client(host, **settings)))
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +189,9 @@ def test_a_template_that_raises_is_the_clients_fault(host, monkeypatch):
     monkeypatch.setattr(host.tokenizer, "chat_template", "{{ messages[0]['content'] / 2 }}")
     reply = talk(host, lambda client: client.chat())
     assert (reply.status, reply.error["param"]) == (400, "messages")
+    monkeypatch.setattr(host.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
+    reply = talk(host, lambda client: client.chat())
+    assert reply.status == 400 and reply.error["message"].endswith("these messages: roles must alternate")
     monkeypatch.setattr(host.tokenizer, "chat_template", None)
     reply = talk(host, lambda client: client.chat())
     assert reply.status == 400 and "/v1/completions" in reply.error["message"]
@@ -338,179 +224,6 @@ def test_logprobs_in_both_shapes(host, alone):
     assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in entries)
     assert [len(entry["top_logprobs"]) for entry in entries] == [2] * 5
     assert [len(entry["top_logprobs"]) for entry in bare["logprobs"]["content"]] == [0] * 5
-
-
-BAD_FIELDS = [
-    ("prompt", {"prompt": 5}),
-    ("prompt", {"prompt": None}),
-    ("prompt", {"prompt": []}),
-    ("prompt", {"prompt": [[]]}),
-    ("prompt", {"prompt": ["a", 1]}),
-    ("prompt", {"prompt": [True]}),
-    ("prompt", {"prompt": {"text": "a"}}),
-    ("prompt", {"prompt": "a" * 100_000}),
-    ("prompt", {"prompt": "to be or not to be " * 400}),
-    ("prompt", {"prompt": [1] * 2_048}),
-    ("prompt", {"prompt": ["a"] * 129}),
-    ("prompt", {"max_tokens": 2_048}),
-    ("max_tokens", {"max_tokens": 0}),
-    ("max_tokens", {"max_tokens": "5"}),
-    ("max_tokens", {"max_tokens": 5.0}),
-    ("max_tokens", {"max_tokens": 10**30}),
-    ("min_tokens", {"min_tokens": 9}),
-    ("temperature", {"temperature": -0.1}),
-    ("temperature", {"temperature": True}),
-    ("temperature", {"temperature": 1e999}),
-    ("top_p", {"top_p": 0}),
-    ("top_k", {"top_k": -2}),
-    ("n", {"n": 0}),
-    ("n", {"n": 129}),
-    ("seed", {"seed": -1}),
-    ("stop", {"stop": [""]}),
-    ("stop", {"stop": ["a"] * 17}),
-    ("stop", {"stop": 5}),
-    ("stop_token_ids", {"stop_token_ids": [-1]}),
-    ("logprobs", {"logprobs": 21}),
-    ("logprobs", {"logprobs": True}),
-    ("stream", {"stream": 1}),
-    ("stream_options", {"stream_options": {}}),
-    ("priority", {"priority": 1}),
-    ("logit_bias", {"logit_bias": {"1": 2}}),
-    ("best_of", {"best_of": 2}),
-    ("echo", {"echo": True}),
-    ("presence_penalty", {"presence_penalty": 0.5}),
-    ("presence_penalty", {"presence_penalty": False}),
-]
-
-
-@pytest.mark.parametrize(("param", "fields"), BAD_FIELDS, ids=lambda value: str(value)[:40])
-def test_a_field_that_makes_no_sense_is_named(host, param, fields):
-    body = json.dumps({"prompt": "HAMLET:", "max_tokens": 8} | fields).replace("Infinity", "1e999").encode()
-    reply = talk(host, lambda client: client.send("POST", "/v1/completions", body, JSON))
-    assert (reply.status, reply.error["param"]) == (400, param), reply.body
-    assert reply.error["type"] == "invalid_request_error" and len(reply.body) < 1_000
-
-
-@pytest.mark.parametrize(
-    ("param", "fields"),
-    [
-        ("messages", {"messages": []}),
-        ("messages", {"messages": [{"role": "user"}]}),
-        ("messages", {"messages": [{"role": "wizard", "content": "a"}]}),
-        ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
-        ("messages", {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]}),
-        ("messages", {"messages": [{"role": "user", "content": "a" * 100_000}]}),
-        ("top_logprobs", {"top_logprobs": 2}),
-        ("tools", {"tools": [{"type": "function"}]}),
-        ("response_format", {"response_format": {"type": "json_object"}}),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-def test_a_field_of_a_chat_that_makes_no_sense_is_named(host, param, fields):
-    reply = talk(host, lambda client: client.chat(**fields))
-    assert (reply.status, reply.error["param"]) == (400, param), reply.body
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("completions", {"prompt": "a", "stop": [1] * 500_000}),
-        ("completions", {"prompt": [[1]] * 500_000}),
-        ("completions", {"prompt": "a", "stop_token_ids": [-1] * 500_000}),
-        ("chat/completions", {"messages": [{"role": "user", "content": [1] * 256}] * 2_000}),
-    ],
-    ids=["stop", "prompt", "stop_token_ids", "messages"],
-)
-def test_a_million_faults_are_told_of_as_one(host, monkeypatch, path, body):
-    """Each fault costs far more than the byte that makes it, and the loop serves others too."""
-    counts: list[int] = []
-    explain = failures._invalid
-    monkeypatch.setattr(failures, "_invalid", lambda error: (counts.append(len(error.errors())), explain(error))[1])
-    reply = talk(host, lambda client: client.send("POST", f"/v1/{path}", json.dumps(body).encode(), JSON))
-    assert reply.status == 400 and len(reply.body) < 2_000
-    assert counts and counts[0] < 1_000
-
-
-def test_a_text_that_can_never_fit_is_not_even_tokenized(host, monkeypatch):
-    def encode(*_: Any, **__: Any):
-        raise AssertionError("this takes seconds")
-
-    monkeypatch.setattr(type(host.tokenizer), "encode", encode)
-    text = "a" * (host.longest_token * 2_048 + 1)
-
-    async def conversation(client):
-        return await client.complete(text), await client.complete(["a", text]), await client.chat(text)
-
-    for reply in talk(host, conversation):
-        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
-
-
-def test_what_changes_nothing_is_accepted(host):
-    neutral = {
-        "user": "me",
-        "best_of": 1,
-        "echo": False,
-        "suffix": None,
-        "logit_bias": {},
-        "presence_penalty": 0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_p": 0,
-        "tools": [],
-        "response_format": {"type": "text"},
-        "priority": 0,
-        "top_k": -1,
-        "stop": None,
-        "n": None,
-        "a_field_of_tomorrow": {"x": [1]},
-    }
-
-    async def conversation(client):
-        return await client.complete(), await client.complete(**neutral)
-
-    plain, full = talk(host, conversation)
-    assert full.status == 200 and full.json["choices"] == plain.json["choices"]
-
-
-@pytest.mark.parametrize(
-    ("body", "status"),
-    [
-        (b"", 400),
-        (b"{", 400),
-        (b"null", 400),
-        (b"[1]", 400),
-        (b'{"prompt": NaN}', 400),
-        (b'{"prompt": "a", "unknown": -Infinity}', 400),
-        (b'{"prompt": "\xff"}', 400),
-        (b'{"prompt": "\\ud800"}', 400),
-        (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", 400),
-        (b"[" * 100_000, 400),
-        (b'{"prompt":' * 100_000, 400),
-        (b'{"prompt": "' + b"a" * (4 << 20) + b'"}', 413),
-    ],
-    ids=lambda value: repr(value)[:30],
-)
-def test_a_body_that_is_none_is_refused(host, body, status):
-    reply = talk(host, lambda client: client.send("POST", "/v1/completions", body, JSON))
-    assert reply.status == status and reply.error["type"] == "invalid_request_error"
-
-
-def test_a_body_is_held_to_bytes_time_and_type(host):
-    async def conversation(client):
-        return [
-            await client.send("POST", "/v1/completions", [b"a" * 60, b"a" * 60], JSON),
-            await client.send("POST", "/v1/completions", b"{}", JSON | {"content-length": "9" * 100}),
-            await client.send("POST", "/v1/completions", [b'{"prompt"'], JSON),
-            await client.send("POST", "/v1/completions", b'{"prompt": "a"}', {"content-type": "text/plain"}),
-        ]
-
-    replies = talk(host, conversation, max_body_bytes=100, body_timeout_s=0.05)
-    assert [(reply.status, reply.error["type"]) for reply in replies] == [
-        (413, "invalid_request_error"),
-        (413, "invalid_request_error"),
-        (408, "timeout_error"),
-        (415, "invalid_request_error"),
-    ]
 
 
 def test_routes_models_and_request_ids(host):
@@ -721,7 +434,7 @@ def test_a_request_that_fails_is_a_500_or_an_error_in_its_stream(model, monkeypa
     assert after.status == 200
 
 
-def test_an_engine_whose_thread_has_died_is_no_silence(model, monkeypatch):
+def test_an_engine_whose_thread_has_died_is_no_silence(model, monkeypatch, caplog):
     def crash(now: float):
         raise ZeroDivisionError("a bug in the scheduler")
 
@@ -733,6 +446,7 @@ def test_an_engine_whose_thread_has_died_is_no_silence(model, monkeypatch):
         replies = talk(host, conversation)
     assert [reply.status for reply in replies] == [500] * 3
     assert all("the server's log" in reply.error["message"] for reply in replies)
+    assert "a bug in the scheduler" in caplog.text and caplog.text.count("has stopped") == 1
 
 
 def test_a_bug_in_the_server_is_a_500_and_is_logged(host, monkeypatch, caplog):

@@ -15,7 +15,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from minibatcher.cli import main
-from minibatcher.serve.server import listen_on
+from minibatcher.serve.listening import listen_on
 from minibatcher.timeline import Timeline
 
 

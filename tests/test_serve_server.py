@@ -17,11 +17,13 @@ from fakes import fake_engine
 from minibatcher.errors import InvalidParameter
 from minibatcher.serve import connections, server
 from minibatcher.serve.connections import Bounds
-from minibatcher.serve.server import Server, configure, is_loopback, listen_on, url_of
+from minibatcher.serve.listening import is_loopback, listen_on, url_of
+from minibatcher.serve.server import Server, configure
 
 posix = pytest.mark.skipif(os.name != "posix", reason="elsewhere a process can't send itself a signal")
 FOREVER = 60.0  # longer than any test waits
 SOON = 0.15
+SIZES = {"/": 5, "/large": 32 << 20, "/middling": 60_000}  # bytes; small buffers hold less than the last
 
 
 class Host:
@@ -41,7 +43,7 @@ class Host:
 
 
 class App:
-    """/ answers at once; /held when it is let go or the engine stops; /flood never stops; a POST is read to its end."""
+    """Most answer at once; /held when it is let go or the engine stops; /flood never stops; a POST is read whole."""
 
     def __init__(self, host):
         self.host, self.let_go, self.num_running = host, asyncio.Event(), 0
@@ -63,7 +65,7 @@ class App:
                 if not asyncio.current_task() or (await self._gone(receive)):
                     return
                 await send({"type": "http.response.body", "body": bytes(1 << 16), "more_body": True})
-            await send({"type": "http.response.body", "body": b"hello"})
+            await send({"type": "http.response.body", "body": bytes(SIZES.get(scope["path"], 5))})
         finally:
             self.num_running -= 1
 
@@ -82,7 +84,9 @@ class Running:
         self.port = self.listener.getsockname()[1]
         self.listener.listen()
         self.ready = asyncio.Event()
-        self.server = Server(configure(self.app, bounds), [self.host], shutdown_timeout_s, self.ready.set)
+        self.said = []
+        config = configure(self.app, bounds)
+        self.server = Server(config, [self.host], shutdown_timeout_s, self.ready.set, self.said.append)
 
     async def ask(self, text=b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -139,7 +143,7 @@ async def error_of(reader):
 async def test_a_connection_serves_one_request_after_another_and_sends_at_once():
     async with running() as it:
         reader, writer = await it.ask()
-        assert (await answer(reader))[::2] == (200, b"hello")
+        assert (await answer(reader))[::2] == (200, bytes(5))
         (connection,) = it.server.server_state.connections
         theirs = connection.transport.get_extra_info("socket")
         assert theirs.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -243,6 +247,37 @@ async def test_a_client_that_reads_nothing_is_dropped_in_time():
         assert it.app.num_running == 0 and not it.server.server_state.connections
 
 
+@pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
+@pytest.mark.parametrize("path", [b"/large", b"/middling"])
+def test_a_whole_answer_that_nobody_reads_does_not_stay_for_ever(path, close):
+    @in_time
+    async def check():
+        async with running(Bounds(send_timeout_s=SOON, keep_alive_s=SOON)) as it:
+            it.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", it.port))
+            deaf.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\n" + close + b"\r\n")
+            await it.server._until(lambda: it.server.server_state.total_requests == 1, 5)
+            await it.server._until(lambda: not it.server.server_state.connections, 5)
+            assert not it.server.server_state.connections and not it.app.num_running
+            deaf.close()
+
+    check()
+
+
+@in_time
+async def test_a_large_answer_may_take_longer_than_the_time_for_reading_nothing():
+    async with running(Bounds(send_timeout_s=0.8)) as it:
+        reader, _ = await it.ask(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        num_read = 0
+        while piece := await reader.read(1 << 20):
+            num_read += len(piece)
+            await asyncio.sleep(0.06)
+        assert num_read > SIZES["/large"]
+
+
 @in_time
 async def test_a_client_that_reads_slowly_is_not_dropped():
     async with running(Bounds(send_timeout_s=1.0)) as it:
@@ -286,6 +321,9 @@ def test_after_a_signal_what_is_under_way_is_finished_and_nobody_new_comes(numbe
             os.kill(os.getpid(), number)
             assert await idle[0].read() == b"", "an idle connection is closed at once"
             assert it.host.draining and it.host.running and not it.task.done()
+            assert len(it.said) == 1 and it.said[0].startswith(
+                "stopping; requests under way: 1, which may take 60 s more"
+            )
             with pytest.raises(ConnectionRefusedError):
                 await it.ask()
             it.app.let_go.set()

@@ -136,8 +136,9 @@ def run(args: argparse.Namespace) -> int:
         from ..serve.app import create_app
         from ..serve.connections import Bounds
         from ..serve.host import EngineHost
+        from ..serve.listening import is_loopback, listen_on, url_of
         from ..serve.metrics import ServerMetrics
-        from ..serve.server import is_loopback, listen_on, run_server, url_of
+        from ..serve.server import run_server
         from ..serve.settings import ServeSettings
     except MissingDependency:
         raise
@@ -183,6 +184,7 @@ def run(args: argparse.Namespace) -> int:
             shutdown_timeout_s=args.shutdown_timeout_s,
             access_log=args.access_log,
             ready=ready,
+            say=say,
         )
     for name, file in files.items():
         if file is not None:

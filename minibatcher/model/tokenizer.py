@@ -60,7 +60,8 @@ class Tokenizer:
     def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
         """The prompt text of a conversation, [{"role": "user", "content": "…"}, …], as the model was trained on it.
 
-        Raises InvalidParameter if the model has no template, MissingDependency without jinja2.
+        Raises InvalidParameter if the model has no template or its template refuses the messages, MissingDependency
+        without jinja2.
         """
         if self.chat_template is None:
             raise InvalidParameter("this model has no chat template; give it plain text")
@@ -69,6 +70,7 @@ class Tokenizer:
         except ImportError:
             raise MissingDependency("chat templates need jinja2: pip install jinja2") from None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _refuse  # by this name templates say what they don't take
         special = {
             "bos_token": self._token(self.bos_token_id),
             "eos_token": self._token(self.eos_token_ids[0] if self.eos_token_ids else None),
@@ -139,6 +141,10 @@ def _byte_characters() -> dict[str, int]:
 
 _BYTE_OF_CHARACTER = _byte_characters()
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")  # how tokenizers with byte fallback name the tokens of single bytes
+
+
+def _refuse(message: str) -> None:
+    raise InvalidParameter(message)
 
 
 def _chat_template(folder: Path) -> str | None:

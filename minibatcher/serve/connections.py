@@ -39,14 +39,17 @@ class BoundedProtocol(H11Protocol):
         self.bounds = bounds
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._num_unsent = 0  # bytes, when it was set
         self._parted = False  # what still comes is thrown away
 
     @property
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
+        """A request has come, and its answer is not out yet."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # writing pauses whenever the client is behind
         if len(self.connections) > self.bounds.max_connections + SPARE:
             transport.abort()
             return
@@ -57,10 +60,10 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parted:
             return
-        if not self._is_answering:
+        if not self.is_answering:
             self._await_head()
         super().data_received(data)
-        if self._is_answering and self._head_timer is not None:
+        if self.is_answering and self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
@@ -82,7 +85,7 @@ class BoundedProtocol(H11Protocol):
         """Answer what is no HTTP, or too long: h11 says which."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
-        if self._is_answering:
+        if self.is_answering:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # it has been answered already, or is just being
@@ -111,12 +114,22 @@ class BoundedProtocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._send_timer is None:
-            self._send_timer = self.loop.call_later(self.bounds.send_timeout_s, self.transport.abort)
+        self._watch_sending()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_send_timer()
+
+    def _watch_sending(self) -> None:
+        self._num_unsent = self.transport.get_write_buffer_size()
+        self._send_timer = self.loop.call_later(self.bounds.send_timeout_s, self._check_sending)
+
+    def _check_sending(self) -> None:
+        """Drop a client that has read nothing since; closing would wait for it for ever."""
+        if self.transport.get_write_buffer_size() < self._num_unsent:
+            self._watch_sending()
+        else:
+            self.transport.abort()
 
     def _stop_send_timer(self) -> None:
         if self._send_timer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ from ..request import Request
 from ..stepping import Output
 from .failures import ApiError
 
+LOG = logging.getLogger(__name__)
 STOPPED_RETRY_S = 10.0  # until which another server may have taken over
 
 
@@ -122,8 +124,9 @@ class EngineHost:
         return tell
 
     def _ring(self) -> None:
-        """After a step, in the engine's thread: all that it has brought crosses at once, for a crossing costs more than
-        an output."""
+        """After a step, in the engine's thread: all that it has brought crosses at once: a crossing is dear."""
+        if self.error is not None and not self.running:  # the last time
+            LOG.error("the engine of model %r has stopped", self.name, exc_info=self.error)
         if self._outbox and self._loop is not None:
             with suppress(RuntimeError):  # the loop has closed: nobody is left to hear of it
                 self._loop.call_soon_threadsafe(self._hand_out)

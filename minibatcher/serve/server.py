@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import ipaddress
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable, Collection
@@ -19,53 +16,11 @@ import uvicorn
 from ..errors import InvalidParameter
 from .connections import BoundedProtocol, Bounds
 from .host import EngineHost
+from .listening import what_is_in_the_way
 
 TICK_S = 0.02
 FLUSH_S = 5.0  # for the last bytes of answers that have ended
 BACKLOG = 2048
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """A socket of this machine's address; port 0 takes a free one. It does not accept anybody yet.
-
-    Raises InvalidParameter with what is in the way.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise InvalidParameter(f"unknown host {host!r} ({error}); give an address such as 127.0.0.1 or ::1") from error
-    family, kind, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)  # localhost has two
-    # asyncio sends small packets at once (TCP_NODELAY) only where the socket says that it is TCP.
-    listener = socket.socket(family, kind, socket.IPPROTO_TCP)
-    try:
-        if os.name == "posix":  # elsewhere it would let two servers share a port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise InvalidParameter(_what_is_in_the_way(host, port, error)) from error
-    return listener
-
-
-def _what_is_in_the_way(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use; take another with --port (0: any that is free)"
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return f"port {port} may not be opened by this user; take one above 1023 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; give one that is, such as 127.0.0.1"
-    return f"can't listen on {host} port {port}: {error.strerror or error}"
-
-
-def url_of(listener: socket.socket) -> str:
-    """Where clients find it: http://127.0.0.1:8000"""
-    address, port = listener.getsockname()[:2]
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-
-
-def is_loopback(listener: socket.socket) -> bool:
-    """Only this machine can reach it."""
-    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
 
 
 class Server(uvicorn.Server):
@@ -77,9 +32,10 @@ class Server(uvicorn.Server):
         hosts: Collection[EngineHost],
         shutdown_timeout_s: float,
         ready: Callable[[], None],
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         super().__init__(config)
-        self.hosts, self.shutdown_timeout_s, self.ready = hosts, shutdown_timeout_s, ready
+        self.hosts, self.shutdown_timeout_s, self.ready, self.say = hosts, shutdown_timeout_s, ready, say
         self.failure: str | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -114,6 +70,12 @@ class Server(uvicorn.Server):
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+        num_left = sum(cast(BoundedProtocol, c).is_answering for c in self.server_state.connections)
+        if num_left:
+            self.say(
+                f"stopping; requests under way: {num_left}, which may take {self.shutdown_timeout_s:g} s more "
+                "(a second Ctrl-C ends them now)"
+            )
         await self._until(lambda: self.force_exit or not self._is_busy(), self.shutdown_timeout_s)
         await self._end_engines()
         await self._until(lambda: not self._is_busy(), FLUSH_S)
@@ -153,19 +115,21 @@ def run_server(
     shutdown_timeout_s: float = 30.0,
     access_log: bool = False,
     ready: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> str | None:
     """Serve until a signal (SIGINT, SIGTERM) or until an engine dies; the sentence that says so, or None.
 
-    ready: called once clients can come. shutdown_timeout_s: how long requests may go on after the signal.
+    ready: called once clients can come. say: takes a sentence for who watches. shutdown_timeout_s: how long requests
+    may go on after the signal.
     Raises InvalidParameter if somebody else has begun to listen there.
     """
     try:
         listener.listen(BACKLOG)
     except OSError as error:
         host, port = listener.getsockname()[:2]
-        raise InvalidParameter(_what_is_in_the_way(host, port, error)) from error
+        raise InvalidParameter(what_is_in_the_way(host, port, error)) from error
     _log_to_stderr(access_log)
-    server = Server(configure(app, bounds or Bounds(), access_log), hosts, shutdown_timeout_s, ready)
+    server = Server(configure(app, bounds or Bounds(), access_log), hosts, shutdown_timeout_s, ready, say)
     asyncio.run(server.serve(sockets=[listener]))
     return server.failure
 
