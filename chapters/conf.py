@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]  # Sphinx's source folder
 _project = read_toml(ROOT / "pyproject.toml")["project"]

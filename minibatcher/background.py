@@ -18,7 +18,7 @@ from .request import Request
 from .timeline import Timeline
 
 THREAD_NAME = "minibatcher engine"
-LONGEST_SLEEP_S = 0.05  # of an idle engine that somebody observes
+LONGEST_SLEEP_S = 0.05  # of an idle engine that somebody observes now and then
 
 
 class BackgroundRun:
@@ -26,8 +26,8 @@ class BackgroundRun:
 
     Only the serving thread touches the engine, so whoever else wants something of it hands in a function, which runs
     between two steps (`call`): what it sees is whole. `observe(timeline)` runs there too, at most every `every_s`
-    seconds, and once more at the end. keep_open: serve until `stop`, also while there is nothing to do. What fails
-    under way costs its own requests and is warned of (keep_going).
+    seconds (0: after each step), and once more at the end. keep_open: serve until `stop`, also while there is nothing
+    to do. What fails under way costs its own requests and is warned of (keep_going).
     Raises what Engine.run would raise for a request that can't be served, and InvalidParameter for an engine that is at
     work.
     """
@@ -157,7 +157,9 @@ class BackgroundRun:
 
     def _idle(self, next_arrival: float | None) -> None:
         """Nothing could run: sleep until something may, or somebody wants something."""
-        clock, longest = self.engine.clock, math.inf if self.observe is None else LONGEST_SLEEP_S
+        clock = self.engine.clock
+        # Who observes every round has seen all that there is; who observes now and then may be owed something.
+        longest = LONGEST_SLEEP_S if self.observe and self.every_s else math.inf
         if self.keep_open and next_arrival is None and not self.engine.has_work():  # no moment is better than another
             self._woken.wait(None if longest == math.inf else longest)
         else:

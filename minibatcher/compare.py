@@ -9,7 +9,7 @@ from typing import Any
 from .build import EngineOptions, assemble_engine, model_runner, resolve_device
 from .engine import Engine
 from .model.loader import LoadedModel, load_model
-from .prompts import to_requests
+from .prompts import special_token_ids, to_requests
 from .request import Request, SamplingParams
 from .scheduling import DEFAULT_STRATEGIES, Scheduler
 from .timeline import Timeline
@@ -112,7 +112,7 @@ class _Stand:
             workload,
             vocab_size=self.model.config.vocab_size,
             tokenizer=self.model.tokenizer,
-            special=_special_ids(self.model),
+            special=special_token_ids(self.model.config, self.model.tokenizer),
             params=self.params,
             seed=self.seed,
             max_model_len=engine.max_model_len,
@@ -141,15 +141,6 @@ class _Stand:
             bound = prefix_bound([request.prompt_token_ids for request in requests], header["block_size"])
             header |= {"prefix_bound": bound} if bound["tokens"] else {}
         return timeline
-
-
-def _special_ids(model: LoadedModel) -> tuple[int, ...]:
-    """Tokens that a synthetic prompt must not hold."""
-    config = model.config
-    ids = {*config.eos_token_ids, config.bos_token_id, config.pad_token_id}
-    if model.tokenizer is not None:
-        ids |= model.tokenizer.special_ids
-    return tuple(sorted(i for i in ids if i is not None))
 
 
 def warm_up(engine: Engine, model: LoadedModel) -> None:

@@ -123,8 +123,8 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
     )
     admitted = sum(len(step.admitted) for step in timeline.steps)
     lost, cached = sum(r.num_lost_tokens for r in requests), sum(r.num_cached_tokens for r in requests)
-    let_in = sum(r.num_prompt_tokens for r in requests if r.first_scheduled_time is not None)
-    steps = _step_metrics(timeline)
+    let_in = sum(r.num_prompt_tokens for r in requests if r.first_scheduled_time is not None or r.token_times)
+    steps = _unknown_steps() if timeline.at_client else _step_metrics(timeline)
     reasons = Counter(r.finish_reason or "unfinished" for r in requests)
     return {
         "clock": timeline.clock,
@@ -136,15 +136,15 @@ def summarize(timeline: Timeline) -> dict[str, Any]:
         "output_tokens_per_s": ratio(output_tokens, end - start),
         "total_tokens_per_s": ratio(output_tokens + prompt_tokens, end - start),
         "requests_per_s": ratio(num_served, end - start),
-        "admissions_per_s": ratio(admitted, end - start),
+        "admissions_per_s": None if timeline.at_client else ratio(admitted, end - start),
         "queue_ms": spread(queue_time(r) for r in requests),
         "ttft_ms": spread(ttft(r) for r in requests),
         "itl_ms": spread(gap for r in requests for gap in itl(r)),
         "tpot_ms": spread(tpot(r) for r in requests),
         "e2el_ms": spread(e2el(r) for r in requests),
         **steps,
-        "num_lost_tokens": lost,
-        "lost_share": ratio(lost, steps["num_computed_tokens"]) if "slice" not in timeline.header else None,
+        "num_lost_tokens": None if timeline.at_client else lost,
+        "lost_share": ratio(lost, steps["num_computed_tokens"] or 0) if "slice" not in timeline.header else None,
         "num_cached_tokens": cached,
         "prefix_hit_rate": ratio(cached, let_in),
         "refusals": dict(Counter(refusal(r.error) for r in requests if r.finish_reason == "refused")),
@@ -402,6 +402,12 @@ def _step_metrics(timeline: Timeline) -> dict[str, Any]:
         },
         "busy_share": ratio(durations.sum(), timeline.duration),
     }
+
+
+def _unknown_steps() -> dict[str, Any]:
+    """The same keys without a number: nobody outside a server knows its steps."""
+    names = _step_metrics(Timeline(header={"max_num_seqs": 0}))
+    return {name: dict.fromkeys(value) if isinstance(value, dict) else None for name, value in names.items()}
 
 
 def _device_metrics(timeline: Timeline, output_tokens: int) -> dict[str, float | None]:

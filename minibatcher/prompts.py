@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def synthetic_prompt(
     Each of `prefix_hashes` stands for `tokens_per_hash` tokens at the head, which depend on it and the seed alone: two
     prompts begin alike where their hashes do.
     """
-    ordinary = np.setdiff1d(np.arange(vocab_size), np.fromiter(special, dtype=np.int64))
+    ordinary = _ordinary(vocab_size, tuple(special))
     token_ids: list[int] = []
     for prefix_hash in prefix_hashes[: -(-num_tokens // tokens_per_hash)]:
         # 256 is no byte of any id
@@ -37,6 +38,13 @@ def synthetic_prompt(
     generator = np.random.default_rng([seed, *request_id.encode("utf-8", "surrogatepass")])
     token_ids += generator.choice(ordinary, size=max(0, num_tokens - len(token_ids))).tolist()
     return token_ids[:num_tokens]
+
+
+@lru_cache(maxsize=4)  # the same for all prompts of a workload, and slow to find among 100,000 tokens
+def _ordinary(vocab_size: int, special: tuple[int, ...]) -> np.ndarray:
+    ids = np.setdiff1d(np.arange(vocab_size), np.array(special, dtype=np.int64))
+    ids.flags.writeable = False
+    return ids
 
 
 def to_requests(
@@ -77,13 +85,26 @@ def to_requests(
                 prefix_hashes=row.prefix_hashes,
                 tokens_per_hash=row.tokens_per_hash,
             )
-        own, room = params, None if max_model_len is None else max_model_len - len(token_ids)
-        if row.output_tokens is not None:
-            own = forced(params, row.output_tokens, declared_max_tokens, room)
-        elif room is not None:
-            own = _cut(params, room)
-        requests.append(to_request(row, token_ids, own))
+        room = None if max_model_len is None else max_model_len - len(token_ids)
+        requests.append(to_request(row, token_ids, params_of(row, params, declared_max_tokens, room)))
     return requests
+
+
+def params_of(
+    row: WorkloadRequest, params: SamplingParams, declared_max_tokens: int | None = None, room: int | None = None
+) -> SamplingParams:
+    """Of a row that names its output length: `forced`; of any other `params`, with max_tokens cut to `room` tokens."""
+    if row.output_tokens is not None:
+        return forced(params, row.output_tokens, declared_max_tokens, room)
+    return params if room is None else _cut(params, room)
+
+
+def special_token_ids(config: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that a synthetic prompt must not hold: of a model.config.ModelConfig and a Tokenizer, if there is one."""
+    ids = {*config.eos_token_ids, config.bos_token_id, config.pad_token_id}
+    if tokenizer is not None:
+        ids |= tokenizer.special_ids
+    return tuple(sorted(i for i in ids if i is not None))
 
 
 def to_request(row: WorkloadRequest, token_ids: Sequence[int], params: SamplingParams) -> Request:

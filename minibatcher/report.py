@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from html import escape
 from typing import Any
 
 from .errors import InvalidParameter
 from .metrics import DEFINITIONS, cost, goodput, summarize
+from .report_answers import all_ids, compare_answers, other_requests
 from .report_notes import free_slots_missed, notes_of, same_work
 from .report_rows import LABELS, Lines, lines_of
 from .tally import Tally
@@ -19,7 +20,6 @@ GLOSSARY = DEFINITIONS | UTILISATIONS
 
 SCHEMA_VERSION = 1
 HEAD_WIDTH = 12  # characters, beyond which a column's name goes on in the next line
-REFERENCES = ("solo", "static")  # whose answers the others are compared with
 
 
 class Comparison(dict):
@@ -40,16 +40,19 @@ def comparison(
     price_per_hour: float | None = None,
     utilisation: dict[str, dict[str, float]] | None = None,
     setting: str = "",
+    beside: Collection[str] = (),
 ) -> Comparison:
     """Summaries of runs of the same requests under different strategies, or variants of them.
 
     Keys: clock; header (what is the same in all runs); differing (names of header entries that are not, besides the
     strategy); strategies: name → metrics.summarize, `header` (its own entries), `num_refused_beside_free_slots` and
     `requests` (id, prompt_tokens, output_tokens, finish_reason, output_hash); answers_identical (None if there is
-    nothing to compare); differences; same_work (groups of runs that did the same, see report_notes.same_work);
-    definitions. objectives, class_objectives: latency limits as metrics.goodput takes them, for all and by class, which
-    add `goodput` to each strategy; price_per_hour adds what metrics.cost returns; utilisation, by strategy, is added as
-    it is; setting: a sentence on what was chosen for these runs, shown above the table.
+    nothing to compare); compared_by_text, not_compared (runs that tell no token ids); differences; other_requests (runs
+    whose requests are not those of the first, and why; their answers are not compared); same_work (groups of runs that
+    did the same, see report_notes.same_work); definitions. objectives, class_objectives: latency limits as
+    metrics.goodput takes them, for all and by class, which add `goodput` to each strategy; price_per_hour adds what
+    metrics.cost returns; utilisation, by strategy, is added as it is; setting: a sentence on what was chosen for these
+    runs, shown above the table. beside: runs that come from elsewhere, so that their requests may be others.
     Answers of simulated runs are placeholders and are not compared. Raises InvalidParameter for no runs, and for
     measured beside simulated ones.
     """
@@ -68,7 +71,10 @@ def comparison(
         name: timeline.summary() if isinstance(timeline, Tally) else summarize(timeline)
         for name, timeline in timelines.items()
     }
-    compared, differences = (0, []) if simulated else _compare_answers(timelines)
+    others = other_requests(timelines, beside)
+    alike = {name: timeline for name, timeline in timelines.items() if name not in others}
+    compared, differences = (set(), []) if simulated else compare_answers(alike)
+    by_text = [] if simulated else [name for name, timeline in alike.items() if not all_ids(timeline)]
     return Comparison(
         schema="minibatcher.comparison",
         schema_version=SCHEMA_VERSION,
@@ -87,7 +93,7 @@ def comparison(
                     {
                         "id": r.request_id,
                         "prompt_tokens": r.num_prompt_tokens,
-                        "output_tokens": len(r.output_token_ids),
+                        "output_tokens": len(r.output_token_ids) if r.has_token_ids else r.num_output_tokens,
                         "finish_reason": r.finish_reason,
                         "output_hash": r.output_hash,
                     }
@@ -96,7 +102,10 @@ def comparison(
             }
             for name, timeline in timelines.items()
         },
-        num_answers_compared=compared,
+        num_answers_compared=len({request_id for _, request_id in compared}),
+        compared_by_text=[name for name in by_text if name in {run for run, _ in compared}],
+        not_compared=[name for name in by_text if name not in {run for run, _ in compared}],
+        other_requests=others,
         answers_identical=not differences if compared else None,
         differences=differences,
         same_work=same_work(timelines, summaries),
@@ -217,42 +226,6 @@ def title_of(clock: str, header: dict[str, Any], num_requests: int) -> str:
         if value is not None:
             facts.append("1 slot" if (key, value) == ("max_num_seqs", 1) else form.format(value))
     return " · ".join(facts)
-
-
-def _compare_answers(timelines: Mapping[str, Timeline]) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests could be compared, and where answers part from those of the reference run.
-
-    Requests that either run aborted or left unfinished say nothing: they were cut off at some moment.
-    """
-    of_strategy = {timeline.header.get("strategy"): name for name, timeline in reversed(list(timelines.items()))}
-    reference = next((of_strategy[name] for name in REFERENCES if name in of_strategy), next(iter(timelines)))
-    compared, differences = set(), []
-    for name, timeline in timelines.items():
-        if name == reference:
-            continue
-        for request_id, expected in timelines[reference].requests.items():
-            record = timeline.requests.get(request_id)
-            found: dict[str, Any] = {"id": request_id, "strategy": name, "reference": reference}
-            if record is None:
-                differences.append(found | {"position": None, "token": None, "expected": None})
-                compared.add(request_id)
-            elif {record.finish_reason, expected.finish_reason} <= {"stop", "length"}:
-                compared.add(request_id)
-                here, there = record.output_token_ids, expected.output_token_ids
-                if here != there:
-                    differences.append(found | _parting(here, there))
-    return len(compared), differences
-
-
-def _parting(here: list[int], there: list[int]) -> dict[str, int | None]:
-    """The first place where two token lists differ; None stands for the end of the shorter one."""
-    same = (i for i, (a, b) in enumerate(zip(here, there)) if a != b)
-    position = next(same, min(len(here), len(there)))
-    return {
-        "position": position,
-        "token": here[position] if position < len(here) else None,
-        "expected": there[position] if position < len(there) else None,
-    }
 
 
 def _wrapped(name: str, text: str, width: int) -> str:

@@ -24,6 +24,8 @@ def same_work(timelines: Mapping[str, Timeline | Tally], summaries: Mapping[str,
     """
     groups: dict[tuple, list[str]] = {}
     for name, run in summaries.items():
+        if run["num_steps"] is None:  # seen from outside: nobody knows
+            continue
         work = tuple(run[key] for key in ("num_steps", "num_computed_tokens", "num_padding_tokens", "num_preemptions"))
         if isinstance(timelines[name], Tally):
             work += (timelines[name].header.get("ordering"),)
@@ -53,8 +55,8 @@ def _steps_of(timeline: Timeline | Tally) -> int | None:
 
 
 def free_slots_missed(timeline: Timeline | Tally) -> int | None:
-    """How many requests a full queue turned away while slots were free; None where single requests are not kept."""
-    if isinstance(timeline, Tally):
+    """How many requests a full queue turned away while slots were free; None where that is not known."""
+    if isinstance(timeline, Tally) or timeline.at_client:
         return None
     records = list(timeline.requests.values())
     begun = [r for r in records if r.first_scheduled_time is not None]
@@ -67,7 +69,8 @@ def free_slots_missed(timeline: Timeline | Tally) -> int | None:
 
 def notes_of(data: dict[str, Any]) -> list[str]:
     """Sentences on a comparison (report.comparison)."""
-    notes = [*_answers(data), *_same_work(data), *_caching(data), *_refusals(data)]
+    notes = [*_other_requests(data), *_answers(data), *_same_work(data), *_caching(data), *_refusals(data)]
+    notes += _at_client(data)
     if "gpu_monitor" in data["header"]:
         notes.append(f"GPU: {data['header']['gpu_monitor']}.")
     if "calibration" in data["header"]:
@@ -75,24 +78,64 @@ def notes_of(data: dict[str, Any]) -> list[str]:
     return notes + _unequal(data)
 
 
+def _other_requests(data: dict[str, Any]) -> list[str]:
+    first = next(iter(data["strategies"]))
+    told = "; ".join(f"{name}: {why}" for name, why in data["other_requests"].items())
+    return [f"NOT THE SAME REQUESTS as {first}, so these columns can't be compared: {told}."] if told else []
+
+
+def _at_client(data: dict[str, Any]) -> list[str]:
+    """What a replay says of itself, and where its times were taken."""
+    names = [name for name in data["strategies"] if entry(data, name, "source") == "replay"]
+    told: dict[str, list[str]] = {}
+    for name in names:
+        for sentence in entry(data, name, "client_notes") or ():
+            told.setdefault(sentence, []).append(name)
+    notes = [f"{', '.join(who)}: {sentence}." for sentence, who in told.items()]
+    if names:
+        where = ", ".join(f"{name} ({_address(data, name)})" for name in names)
+        notes.append(
+            f"Measured by the client of {where}: the latencies hold HTTP and the network, and a request's time begins "
+            "when it was due. Queue time, steps and KV memory are known to the server alone."
+        )
+    return notes
+
+
+def _address(data: dict[str, Any], name: str) -> str:
+    server = entry(data, name, "server") or {}
+    told = " ".join(str(server[key]) for key in ("owned_by", "version") if key in server)
+    return f"{told} at {entry(data, name, 'base_url')}" if told else str(entry(data, name, "base_url"))
+
+
 def _answers(data: dict[str, Any]) -> list[str]:
     if len(data["strategies"]) < 2 or data["clock"] != "measured":
         return []
-    compared, columns = data["num_answers_compared"], "runs" if data["header"].get("varied") else "strategies"
+    compared, by_text = data["num_answers_compared"], data["compared_by_text"]
+    all_ours = not any(entry(data, name, "source") == "replay" for name in data["strategies"])
+    columns = "strategies" if all_ours and not data["header"].get("varied") else "runs"
+    notes = []
+    if silent := data["not_compared"]:
+        notes = [f"Answers of {', '.join(silent)}: not compared, since here texts are known and there token ids alone."]
+    left_out = [*data["other_requests"], *silent]
     if data["answers_identical"]:
-        return [f"Answers: all {columns} gave identical tokens for each of {compared:,} requests."]
+        who = f"all {columns}" + (f" but {', '.join(left_out)}" if left_out else "")
+        told = f" (as text with {', '.join(by_text)}, where token ids are not told)" if by_text else ""
+        return [*notes, f"Answers: {who} gave identical tokens for each of {compared:,} requests{told}."]
     if data["answers_identical"] is None:
+        if left_out:  # which has been told
+            return notes
         return [f"Answers: not compared, since no request was served to its end by two {columns}."]
     ids = dict.fromkeys(d["id"] for d in data["differences"])
     told = "; ".join(_difference(d) for d in data["differences"][:3]) + ("; …" if len(data["differences"]) > 3 else "")
-    return [f"Answers DIFFER for {len(ids):,} of {compared:,} requests: {told}."]
+    return [*notes, f"Answers DIFFER for {len(ids):,} of {compared:,} requests: {told}."]
 
 
 def _difference(d: dict[str, Any]) -> str:
     if d["position"] is None:
         return f"{d['id']} was not served by {d['strategy']}"
     tokens = f"{d['token']}, {d['reference']}: {d['expected']}"
-    return f"{d['id']} under {d['strategy']} at output token {d['position']} ({tokens})"
+    what = "character" if d.get("as_text") else "output token"
+    return f"{d['id']} under {d['strategy']} at {what} {d['position']} ({tokens})"
 
 
 def _same_work(data: dict[str, Any]) -> list[str]:
@@ -156,10 +199,15 @@ def _refusals(data: dict[str, Any]) -> list[str]:
 def _unequal(data: dict[str, Any]) -> list[str]:
     """What is not the same in all runs, though no column's name says so: an entry a line, equal values told once."""
     names, notes = list(data["strategies"]), []
-    if len(names) > 1 and {"kv_layout", "block_size", "num_blocks"} & set(data["differing"]):
-        notes.append(f"KV memory: {_told({name: _memory(data, name) for name in names})}.")
+    known = [name for name in names if entry(data, name, "num_blocks") is not None]
+    if len(known) > 1 and any(_differ(data, known, key) for key in ("kv_layout", "block_size", "num_blocks")):
+        notes.append(f"KV memory: {_told({name: _memory(data, name) for name in known})}.")
     for key in data["differing"]:
         values = {name: entry(data, name, key) for name in names}
+        if any(entry(data, name, "source") == "replay" for name in names):  # which says less than an engine
+            values = {name: value for name, value in values.items() if value is not None}
+        if len(set(map(str, values.values()))) < 2:
+            continue
         plain = all(isinstance(value, (str, int, float, type(None))) for value in values.values())
         if plain and key not in LAYOUT and key not in data["header"].get("varied", []):
             notes.append(f"Not the same in all runs: {key}: {_told(values)}.")

@@ -67,7 +67,9 @@ def lines_of(data: dict[str, Any]) -> Lines:
             (LABELS[key], [number(run[key], 3) for run in runs])
             for key in ("cost_per_million_output_tokens", "cost_per_request")
         ]
-    lines += _latency_lines(runs) + _work_lines(runs)
+    lines += _latency_lines(runs)
+    if any(run["num_steps"] is not None for run in runs):
+        lines += _work_lines(runs)
     if all("utilisation" in run for run in runs):
         lines.append(("Utilisation of the hardware", []))
         for key in UTILISATION_ROWS:
@@ -91,6 +93,8 @@ def _speed_lines(data: dict[str, Any], runs: list[dict[str, Any]]) -> Lines:
 def _latency_lines(runs: list[dict[str, Any]]) -> Lines:
     lines: Lines = []
     for key in LATENCIES:
+        if key == "queue_ms" and all(run["num_steps"] is None for run in runs):
+            continue
         label, counts = LABELS[key], [run[key]["n"] for run in runs]
         alike = len(set(counts)) == 1
         lines.append((f"{label} (n = {counts[0]:,})" if alike else label, []))
@@ -119,14 +123,14 @@ def _work_lines(runs: list[dict[str, Any]]) -> Lines:
         lines.append(("  KV blocks cached, of pool", [percent(one["cached_of_pool"]) for one in kv]))
     if preempted:
         for key in ("num_preemptions", "num_lost_tokens"):
-            lines.append((f"  {LABELS[key]}", [f"{run[key]:,}" for run in runs]))
+            lines.append((f"  {LABELS[key]}", [whole(run[key]) for run in runs]))
         lines.append((f"    {LABELS['lost_share']}", [percent(run["lost_share"]) for run in runs]))
     if any(run["num_swapped_blocks"] for run in runs):
-        lines.append((f"  {LABELS['num_swapped_blocks']}", [f"{run['num_swapped_blocks']:,}" for run in runs]))
+        lines.append((f"  {LABELS['num_swapped_blocks']}", [whole(run["num_swapped_blocks"]) for run in runs]))
     return [
         *lines,
         (f"  {LABELS['queue_depth']}", [number(run["queue_depth"]["mean"], 2) for run in runs]),
-        ("  steps", [f"{run['num_steps']:,}" for run in runs]),
+        ("  steps", [whole(run["num_steps"]) for run in runs]),
     ]
 
 
@@ -256,6 +260,10 @@ def number(value: float | None, digits: int) -> str:
     if value == 0 or abs(value) >= 10 ** (digits - 1):
         return f"{value:,.0f}"
     return f"{value:#.{digits}g}" if abs(value) < 1 else f"{value:.{digits - len(str(int(abs(value))))}f}"
+
+
+def whole(count: int | None) -> str:
+    return "–" if count is None else f"{count:,}"
 
 
 def percent(share: float | None) -> str:

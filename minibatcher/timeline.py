@@ -113,8 +113,14 @@ class RequestRecord:
     error: str | None = None
 
     @property
-    def output_hash(self) -> str:
-        return output_hash(self.output_token_ids)
+    def has_token_ids(self) -> bool:
+        """False where tokens came, but nobody told which: a server's answer may be text alone."""
+        return bool(self.output_token_ids) or not self.token_times
+
+    @property
+    def output_hash(self) -> str | None:
+        """None without token ids."""
+        return output_hash(self.output_token_ids) if self.has_token_ids else None
 
 
 class DeviceSample(NamedTuple):
@@ -153,7 +159,13 @@ class Timeline:
 
     @property
     def num_slots(self) -> int:
-        return self.header["max_num_seqs"]
+        """0 where nobody knows it (`at_client`)."""
+        return self.header.get("max_num_seqs", 0) if self.at_client else self.header["max_num_seqs"]
+
+    @property
+    def at_client(self) -> bool:
+        """A replay against some server: seen from outside, so that steps, slots and KV memory are not known."""
+        return self.header.get("source") == "replay"
 
     @property
     def span(self) -> tuple[float, float]:
@@ -203,7 +215,14 @@ class Timeline:
 
     def save(self, path: str | Path) -> None:
         """Write JSON, by way of a temporary file, so that an interrupted save leaves the old file whole."""
-        data = {
+        path = Path(path)
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text(json.dumps(self.to_json(), ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        temporary.replace(path)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `save` writes, as dicts and lists; they share what the timeline holds."""
+        return {
             "schema": "minibatcher.timeline",
             "schema_version": SCHEMA_VERSION,
             "clock": self.clock,
@@ -212,10 +231,6 @@ class Timeline:
             "requests": [_plain(r) | {"output_hash": r.output_hash} for r in self.requests.values()],
             "device_samples": self.device_samples,
         }
-        path = Path(path)
-        temporary = path.with_name(path.name + ".partial")
-        temporary.write_text(json.dumps(data, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-        temporary.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
@@ -224,6 +239,11 @@ class Timeline:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise WorkloadError(f"can't read the timeline {path}: {error}") from error
+        return cls.from_json(data, str(path))
+
+    @classmethod
+    def from_json(cls, data: Any, path: str) -> Timeline:
+        """From what `to_json` made. path: how the sentence calls it. Raises WorkloadError."""
         if not isinstance(data, dict) or data.get("schema") != "minibatcher.timeline":
             raise WorkloadError(f'{path} is not a minibatcher timeline (no "schema": "minibatcher.timeline")')
         if data.get("schema_version") != SCHEMA_VERSION:
@@ -243,8 +263,9 @@ class Timeline:
         clock, header = data["clock"], data["header"]
         if clock not in CLOCKS:
             raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
-        if not isinstance(header["max_num_seqs"], int) or header["max_num_seqs"] < 1:
-            raise ValueError(f"max_num_seqs must be a whole number of at least 1, not {header['max_num_seqs']!r}")
+        slots = 0 if header.get("source") == "replay" else header["max_num_seqs"]
+        if not isinstance(slots, int) or slots < (header.get("source") != "replay"):
+            raise ValueError(f"max_num_seqs must be a whole number of at least 1, not {slots!r}")
         requests = {}
         for position, plain in enumerate(data["requests"]):
             with _naming(f"request {position}"):
@@ -264,8 +285,8 @@ class Timeline:
                 counts += [n for row in rows for n in (row.slot, row.num_tokens, row.context)]
                 _require_numbers([step.start, step.duration], [*counts, step.kv_tokens])
                 for row in rows:
-                    if row.slot >= header["max_num_seqs"]:
-                        raise ValueError(f"slot {row.slot}, but max_num_seqs is {header['max_num_seqs']}")
+                    if row.slot >= slots:
+                        raise ValueError(f"slot {row.slot}, but max_num_seqs is {slots}")
                     if row.request_id not in requests:
                         raise ValueError(f"request {row.request_id!r} has no record")
             steps.append(step)

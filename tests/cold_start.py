@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 from browser import ARGUMENTS, KERNEL_IS_IDLE, SETTINGS, run_all_cells, wait_for
 
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "chapters" / "measured" / "cold-start.json"

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs minibatcher[serve]")
 
 from minibatcher.build import build_engine
+from minibatcher.prompts import special_token_ids
 from minibatcher.serve.app import create_app
 from minibatcher.serve.host import EngineHost
 from minibatcher.serve.settings import ServeSettings
@@ -108,9 +109,8 @@ class Client:
 @contextmanager
 def served(model, **options: Any) -> Iterator[EngineHost]:
     """An engine that serves, and at the end holds nobody and has all its blocks back."""
-    host = EngineHost(
-        "bard", build_engine(model, **{"strategy": "chunked", "enable_prefix_caching": True} | options), 1_700_000_000
-    )
+    engine = build_engine(model, **{"strategy": "chunked", "enable_prefix_caching": True} | options)
+    host = EngineHost("bard", engine, 1_700_000_000, special_token_ids(model.config, model.tokenizer))
     host.start()
     try:
         yield host

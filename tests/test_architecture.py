@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "minibatcher"
 # From the ground up: a room imports from its own layer and from those earlier in this list. A new room takes its place
 # here.
 LAYERS = [
-    {"errors", "numeric"},
+    {"errors", "numeric", "tomlfile"},
     {"clock", "request", "workload", "prompts", "timeline", "metrics", "hardware", "host_memory"},
     {"kv", "interrupt", "limits"},
     {"scheduling"},
@@ -31,6 +31,7 @@ LAYERS = [
         "claims",
         "calibrate",
         "report",
+        "report_answers",
         "report_notes",
         "report_rows",
         "report_capacity",

@@ -373,10 +373,20 @@ def test_it_sleeps_until_the_scheduler_wants_to_be_asked_again():
 
 def test_an_observer_of_an_idle_run_is_told_again():
     seen = []
-    run, wait = kept_open(observe=lambda timeline: seen.append(timeline), every_s=0.0)
+    run, wait = kept_open(observe=lambda timeline: seen.append(timeline), every_s=1e-9)
     run.post(lambda: None)
     run.stop()
     assert set(wait.timeouts) == {LONGEST_SLEEP_S} and len(seen) >= 2
+
+
+def test_who_observes_each_step_wakes_no_idle_run():
+    seen = []
+    run, wait = kept_open(observe=lambda timeline: seen.append(len(timeline.steps)), every_s=0.0)
+    run.call(lambda: run.engine.submit(Request("r", [3, 7], SamplingParams(max_tokens=3))))
+    while not run.call(lambda: run.engine.timeline.requests["r"].finish_reason):
+        pass
+    run.stop()
+    assert set(wait.timeouts) == {None} and set(seen) >= {1, 2, 3}
 
 
 def test_a_flood_of_functions_does_not_keep_requests_waiting():

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from minibatcher import load_model
 from minibatcher.bench import models
@@ -107,6 +107,16 @@ def test_a_gguf_file_holds_the_same_weights(tiny, tmp_path, monkeypatch, dtype):
     for name, tensor in load_file(tiny / "model.safetensors").items():
         expected = tensor if tensor.ndim == 1 else tensor.to(getattr(torch, dtype))
         assert torch.equal(back[name].float(), expected.float()), name
+
+
+def test_a_gguf_file_can_be_written_of_bfloat16_weights(tiny, tmp_path):
+    gguf = pytest.importorskip("gguf")
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(tiny / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
+    reader = gguf.GGUFReader(models.write_gguf(tmp_path, tmp_path / "a.gguf", "float32"))
+    written = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    assert torch.equal(written["token_embd.weight"], weights["model.embed_tokens.weight"].float())
 
 
 class _NoTokenizer:

@@ -416,8 +416,8 @@ def test_the_knobs_named_are_those_of_the_package():
     named = [row[0].strip("`") for row in rows]
     assert set(named) <= ours
     assert {"max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization"} <= set(named)
-    assert all(len(row) == 5 for row in rows)
-    assert not EngineOptions().enable_prefix_caching  # «here it is off»
+    assert all(len(row) == 6 for row in rows)
+    assert not EngineOptions().enable_prefix_caching  # «our engine has it off»
     assert SchedulerConfig().admission == "preempt"
 
 
@@ -426,14 +426,16 @@ def test_the_workload_goes_into_a_file_and_what_serves_it_exists(tmp_path, capsy
     visits.to_jsonl(tmp_path / "conversations.jsonl")
     lines = (tmp_path / "conversations.jsonl").read_text(encoding="utf-8").splitlines()
     assert "\n".join(lines[1:4]) in output("7.4", "claim-4.7") and f"{len(lines)} lines" in output("7.4", "claim-4.7")
+    (told,) = re.findall(r"(\d+) of (\d+) answers are those of the engine", output("7.4", "claim-4.7"))
+    assert told[0] == told[1] == str(len(book_workload())) and "data: [DONE]" in output("7.4", "claim-4.7")
     assert load_workload(str(tmp_path / "conversations.jsonl")).requests == visits.requests
     with pytest.raises(SystemExit):
         main(["--help"])
     told = capsys.readouterr().out
-    assert re.search(r"^    compare ", told, re.MULTILINE) and re.search(r"^    simulate ", told, re.MULTILINE)
-    # Once they are there, the chapter must use them.
-    there = [command for command in ("serve", "replay") if re.search(rf"^    {command} ", told, re.MULTILINE)]
-    assert bool(there) != ("are not there yet" in section("The same knobs in production"))
+    text = section("The same knobs in production")
+    commands = {match[1] for match in re.finditer(r"(?:`|^)minibatcher (\w+)", text, re.MULTILINE)}
+    assert commands == {"compare", "simulate", "serve", "replay"}
+    assert all(re.search(rf"^    {command} ", told, re.MULTILINE) for command in commands)
 
 
 # M.4: what an answer costs

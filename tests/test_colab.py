@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from minibatcher.here import FOR_NOTEBOOKS, project_name
 from minibatcher.labkit.manifest import load_manifest
 from minibatcher.labkit.notebooks import SET_UP, dumps, read_source, set_up_cell
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 
 nbformat = pytest.importorskip("nbformat")
 

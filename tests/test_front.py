@@ -13,7 +13,7 @@ import pytest
 from minibatcher.cli import _parser, main
 from minibatcher.labkit import blocks, front, measured
 from minibatcher.labkit.notebooks import BuildError, set_up_cell
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 from minibatcher.viz import cover
 from minibatcher.viz.check import in_palette
 

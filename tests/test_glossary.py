@@ -109,7 +109,7 @@ def test_every_letter_of_a_shape_is_in_the_notation():
     source = "\n".join(path.read_text(encoding="utf-8") for path in rooms)
     used = {part for shape in re.findall(r"\[([\w ,*+]+)\]", source) for part in re.findall(r"\b[A-Z]\b", shape)}
     letters = [symbol.symbol for symbol in load_symbols()]
-    assert used == {"B", "N", "R", "T", "W"}
+    assert used == {"B", "M", "N", "R", "T", "W"}
     assert used <= set(letters) and len(set(letters)) == len(letters)
 
 

@@ -17,7 +17,7 @@ import prose
 from prose import Page
 
 from minibatcher.labkit.questions import load_questions
-from minibatcher.labkit.tomlfile import read_toml
+from minibatcher.tomlfile import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.stem: Page.read(path, ROOT) for name in ("chapters", "solutions") for path in (ROOT / name).glob("*.md")}

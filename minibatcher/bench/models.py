@@ -131,9 +131,9 @@ def write_gguf(folder: str | Path, file: str | Path, dtype: str) -> Path:
     writer = gguf.GGUFWriter(partial, "llama")
     writer.add_file_type(types[dtype])
     _describe(writer, config)
-    with safe_open(folder / "model.safetensors", framework="np") as tensors:
+    with safe_open(folder / "model.safetensors", framework="pt") as tensors:  # numpy has no bfloat16
         for name in tensors.keys():  # noqa: SIM118 - not a dict
-            values = tensors.get_tensor(name).astype("float32", copy=False)
+            values = tensors.get_tensor(name).float().numpy()
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 values = _interleave(values, config["head_dim"])
             kind = kinds["float32" if values.ndim == 1 else dtype]

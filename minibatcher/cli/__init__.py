@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import MinibatcherError
-from . import bench, compare, generate, grade, info, kernels, labs, profile, serve, simulate
+from . import bench, compare, generate, grade, info, kernels, labs, profile, replay, serve, simulate
 from .options import complain
 
-COMMANDS = (generate, compare, simulate, serve, bench, profile, kernels, info, labs, grade)
+COMMANDS = (generate, compare, simulate, serve, replay, bench, profile, kernels, info, labs, grade)
 
 
 class Parser(argparse.ArgumentParser):

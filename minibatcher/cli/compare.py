@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..errors import InvalidParameter
 from ..report import definitions
 from ..request import SamplingParams
 from ..scheduling import SchedulerConfig
@@ -17,14 +18,23 @@ from .options import (
     choices,
     engine_options,
     load_for,
-    positive_int,
 )
 from .pressure import check_limits, shorten_memory
-from .runs import add_result_options, add_workload_options, check_results, give_results, read_workload
+from .runs import (
+    DEFAULT_MAX_MODEL_LEN,
+    add_max_tokens,
+    add_result_options,
+    add_with,
+    add_workload_options,
+    check_results,
+    give_results,
+    named_strategies,
+    read_workload,
+    warn_of_duration,
+)
 
-DEFAULT_NUM_REQUESTS = 48
+DEFAULT_NUM_REQUESTS = 48  # replay's too
 CAPACITY_NUM_REQUESTS = 100  # so that one may be late of 99 %
-DEFAULT_MAX_MODEL_LEN = 1024  # keeps the default run under a minute on two CPU cores
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -47,21 +57,26 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_workload_options(parser, DEFAULT_NUM_REQUESTS, "what WORKLOAD says, else inf", most_requests=100_000)
-    parser.add_argument_group("requests that name no output length").add_argument(
-        "--max-tokens", type=positive_int, default=128, help="most tokens, as far as the context goes (default: 128)"
-    )
+    add_max_tokens(parser)
     add_model_options(parser)
     add_engine_options(parser)
     add_speed_options(parser)
     add_capacity_options(parser, CAPACITY_NUM_REQUESTS)
+    add_with(parser)
     add_result_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    names = check_results(args)
+    names = named_strategies(args)
+    check_results(args)
     if args.find_capacity:
         check_capacity(args)
+        if args.beside:
+            raise InvalidParameter("--with is of single runs; leave it out with --find-capacity")
+    from ..replay.saved import beside
+
+    others = beside(make_variants(names, choices(args)), args.beside)
     from ..compare import rate_servers, run_comparison
     from ..provenance import circumstances
 
@@ -73,13 +88,8 @@ def run(args: argparse.Namespace) -> int:
     if args.max_model_len is None:
         args.max_model_len = min(DEFAULT_MAX_MODEL_LEN, model.config.max_position_embeddings)
     workload = workload.fit_to_context(args.max_model_len)
-    seconds = workload.requests[-1].arrival_time
-    if seconds > 60 and not args.quiet and not args.find_capacity:
-        print(
-            f"The requests of {workload.name} arrive over {_duration(seconds)}, so each strategy takes that long at "
-            "least; --request-rate changes it, and inf lets all arrive at once.",
-            file=sys.stderr,
-        )
+    if not args.find_capacity:
+        warn_of_duration(args, workload, "each strategy")
     options = engine_options(args)
     declared, setting = shorten_memory(
         args,
@@ -102,11 +112,4 @@ def run(args: argparse.Namespace) -> int:
         return give_capacities(args, workload, rate_servers(workload, **options), setting)
     measured = circumstances()
     timelines = run_comparison(workload, progress=sys.stderr.isatty() and not args.quiet, **options)
-    return give_results(args, timelines, setting=setting, measured=measured)
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3_600)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds / 60:.1f} minutes"
+    return give_results(args, timelines, setting=setting, measured=measured, beside=others)

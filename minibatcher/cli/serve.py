@@ -25,6 +25,7 @@ from .serve_engines import (
     record,
     say,
     served_engine_options,
+    special_ids,
     timeline_file,
     warm_engine,
 )
@@ -162,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
         for name, engine in engines.items():
             record(engine, metrics, name, keep=args.timeline is not None)
         created = int(time.time())
-        hosts = {name: EngineHost(name, engine, created) for name, engine in engines.items()}
+        hosts = {name: EngineHost(name, engine, created, special_ids(engine)) for name, engine in engines.items()}
         settings = ServeSettings(
             max_body_bytes=args.max_body_bytes, body_timeout_s=args.body_timeout_s, keys=keys, metrics=metrics
         )

@@ -95,6 +95,14 @@ def warm_engine(args: argparse.Namespace, model: str, options: dict[str, Any], s
     return engine
 
 
+def special_ids(engine: Engine) -> tuple[int, ...]:
+    """Tokens that `compare` keeps out of synthetic prompts, so that a replay can make the same ones."""
+    from ..build import model_runner
+    from ..prompts import special_token_ids
+
+    return special_token_ids(model_runner(engine).config, engine.tokenizer)
+
+
 def record(engine: Engine, metrics: ServerMetrics, name: str, keep: bool) -> None:
     """Count what the engine does; keep: all of it."""
     from ..recorder import TimelineRecorder

@@ -12,7 +12,15 @@ from ..variants import make_variants
 from .capacity import add_capacity_options, check_capacity, give_capacities
 from .options import add_engine_options, check_file, choices, engine_options, number, whole_number, write_json
 from .pressure import check_limits, shorten_memory
-from .runs import add_result_options, add_workload_options, check_results, give_results, objectives_of, read_workload
+from .runs import (
+    add_result_options,
+    add_workload_options,
+    check_results,
+    give_results,
+    named_strategies,
+    objectives_of,
+    read_workload,
+)
 
 DEFAULT_NUM_REQUESTS = 1_000
 KEEP_UP_TO = 10_000  # requests whose every step is kept; beyond, running sums
@@ -67,7 +75,8 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    names = check_results(args)
+    names = named_strategies(args)
+    check_results(args)
     if args.find_capacity:
         check_capacity(args)
     if args.calibrate is not None:

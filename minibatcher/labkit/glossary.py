@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter
-from .tomlfile import read_toml
+from ..tomlfile import read_toml
 
 LINE = 100  # characters, as in questions.reveal
 

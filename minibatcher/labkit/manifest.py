@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MinibatcherError
-from .tomlfile import read_toml
+from ..tomlfile import read_toml
 
 MANIFEST = Path(__file__).with_name("exercises.toml")
 _ID = re.compile(r"(7\.[0-4]|capstone)(-[a-z0-9]+)+")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import MinibatcherError, MissingDependency
+from ..tomlfile import read_toml
 from .manifest import Exercise
-from .tomlfile import read_toml
 
 GIVEN = "given"  # tag of a lab's cell that answers may build on: imports and plain Python, which the grader runs too
 FOLDED = "folded"  # tag of a cell whose code is no part of the story, such as one that draws a chapter's first picture

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import UnknownName
-from .tomlfile import read_toml
+from ..tomlfile import read_toml
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .tomlfile import read_toml
+from ..tomlfile import read_toml
 
 
 @dataclass(frozen=True)

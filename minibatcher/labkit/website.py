@@ -30,6 +30,7 @@ AFTER = (
     "tour",
     "glossary",
     "cookbook",
+    "production",
     "speed",
     "syllabus",
     "instructors",

@@ -127,7 +127,6 @@ def _add_models(api: APIRouter) -> None:
 
 
 def _card(host: EngineHost) -> ModelCard:
-    special = sorted(host.tokenizer.special_ids) if host.tokenizer else []
     return ModelCard(
         id=host.name,
         object="model",
@@ -136,7 +135,7 @@ def _card(host: EngineHost) -> ModelCard:
         root=host.name,
         max_model_len=host.max_model_len,
         vocab_size=host.engine.vocab_size,
-        special_token_ids=special,
+        special_token_ids=list(host.special_token_ids),
     )
 
 

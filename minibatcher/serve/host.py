@@ -23,11 +23,13 @@ class EngineHost:
 
     `start`, `submit` and the streams belong to one event loop; only the engine's thread touches the engine.
     draining: takes no new requests, and serves those that it has.
+    special_token_ids: what a prompt of random tokens must not hold.
     """
 
-    def __init__(self, name: str, engine: Engine, created: int) -> None:
+    def __init__(self, name: str, engine: Engine, created: int, special_token_ids: Sequence[int] = ()) -> None:
         self.name, self.engine, self.created = name, engine, created
         self.tokenizer, self.max_model_len = engine.tokenizer, engine.max_model_len
+        self.special_token_ids = tuple(special_token_ids)
         vocabulary = engine.tokenizer.backend.get_vocab(with_added_tokens=True) if engine.tokenizer else {}
         self.longest_token = max(map(len, vocabulary), default=1)  # characters
         self.draining = False

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter
-from ..labkit.tomlfile import read_toml
 from ..limits import OTHERS, Limits, TenantLimit
 from ..request import PRIORITIES
+from ..tomlfile import read_toml
 
 LIMITS = tuple(f.name for f in fields(TenantLimit))
 FIELDS = ("key", "key_sha256", "priority", *LIMITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import threading
@@ -130,6 +131,8 @@ def run_server(
         host, port = listener.getsockname()[:2]
         raise InvalidParameter(what_is_in_the_way(host, port, error)) from error
     _log_to_stderr(access_log)
+    gc.collect()
+    gc.freeze()  # models and modules stay for good: without them a collection is over at once
     server = Server(configure(app, bounds or Bounds(), access_log), hosts, shutdown_timeout_s, ready, say)
     asyncio.run(server.serve(sockets=[listener]))
     return server.failure

@@ -1,0 +1,28 @@
+"""The keys that tenants send, from the same file that tells a server who may ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import InvalidParameter
+from ..tomlfile import read_toml
+
+
+def tenant_keys(path: Path) -> dict[str, str]:
+    """Tenant → key, from the tables [keys.TENANT] of a TOML file. Raises InvalidParameter, MissingDependency."""
+    try:
+        tables = read_toml(path).get("keys")
+    except (OSError, ValueError) as error:
+        raise InvalidParameter(f"can't read the keys in {str(path)!r}: {error}") from error
+    if not isinstance(tables, dict) or not tables:
+        raise InvalidParameter(f'{str(path)!r} holds no keys; write a table [keys.NAME] with key = "…" for each tenant')
+    keys = {}
+    for tenant, table in tables.items():
+        key = table.get("key") if isinstance(table, dict) else None
+        if not isinstance(key, str) or not key:
+            raise InvalidParameter(
+                f"[keys.{tenant}] in {str(path)!r} holds no key that could be sent (a client needs the key itself, not "
+                "its digest)"
+            )
+        keys[tenant] = key
+    return keys
