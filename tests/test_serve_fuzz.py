@@ -411,7 +411,7 @@ def test_a_request_with_bytes_changed(address, data):
             sock.sendall(changed + b"\r\n\r\n" + b" " * 2000)
         answer = read_answer(sock)
     if answer is not None and answer.status != 200:
-        check_error(answer, *range(400, 500))
+        check_error(answer, *range(400, 500), 501, 505)
 
 
 JSON = st.recursive(

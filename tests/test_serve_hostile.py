@@ -134,12 +134,14 @@ def deaf_client(address, body=None):
         sock.settimeout(PATIENCE_S)
         sock.connect(address)
         if body:
-            sock.sendall(post(COMPLETIONS, body))
+            sock.sendall(post(CHAT, body))
         yield sock
 
 
-# A megabyte of events: each carries its log-probabilities.
-MUCH = LONG | {"stream": True, "n": 4, "logprobs": 20, "max_tokens": 300}
+MUCH_TOKENS = 650
+# Events of more than four megabytes, by log-probabilities: Linux keeps less for a socket that nobody reads.
+MUCH = {"model": "bard", "messages": [{"role": "user", "content": "O"}], "max_tokens": MUCH_TOKENS, "ignore_eos": True}
+MUCH |= {"stream": True, "n": 4, "logprobs": True, "top_logprobs": 20}
 
 
 def test_who_does_not_read_stalls_nobody_and_keeps_no_slot(server, address):
@@ -156,13 +158,15 @@ def test_who_has_not_read_at_first_gets_it_all_later(server, address):
         check_nothing_in_use(server.url)
         answer = read_answer(sock)
     events = answer.body.decode().split("\n\n")
-    assert events[-2:] == ["data: [DONE]", ""] and len(events) == 4 * 300 + 2
+    assert events[-2:] == ["data: [DONE]", ""] and len(events) == 4 * (1 + MUCH_TOKENS) + 2
+    assert len(answer.body) > 4e6  # else it was never stopped by anything
 
 
 def test_a_deaf_client_does_not_hold_up_the_end():
     with started_server("--shutdown-timeout-s", "1") as server, ExitStack() as stack:
         stack.enter_context(deaf_client(server.address, MUCH))
         wait_until(lambda: Metrics(server.url).in_use["num_requests_running"] == 4, "it is served")
+        check_nothing_in_use(server.url)  # all that is left is what it does not read
         server.process.terminate()
         server.process.wait(timeout=PATIENCE_S)
 

@@ -386,6 +386,53 @@ def test_a_full_queue_says_when_to_come_back_and_the_client_does():
         check_nothing_in_use(url, {"abort": 2, "length": 1})
 
 
+KEYS = """
+[keys.alice]
+key = "sesame"
+requests_per_s = 0.01
+burst_requests = 2
+[keys.bob]
+key = "open"
+priority = 1
+"""
+
+
+def test_each_key_has_a_quota_and_a_most_urgent_class(tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS, encoding="utf-8")
+    ordered = running_server("--api-keys", str(file), "--ordering", "priority")
+    with ordered as url, client_of(url, "sesame") as alice, client_of(url, "open") as bob:
+        for _ in range(2):
+            complete(alice, max_tokens=1)
+        with pytest.raises(openai.RateLimitError) as caught:
+            complete(alice, max_tokens=1)
+        assert 50 < int(caught.value.response.headers["retry-after"]) <= 100
+        assert "alice" in str(caught.value) and "sesame" not in str(caught.value)
+        complete(bob, max_tokens=1)  # whom that does not concern
+        complete(bob, max_tokens=1, extra_body={"priority": 2})
+        with pytest.raises(openai.BadRequestError) as caught:
+            complete(bob, max_tokens=1, extra_body={"priority": 0})
+        assert caught.value.param == "priority"
+
+
+def test_the_more_urgent_is_served_first():
+    ended = []
+
+    async def ask(client, url, priority, max_tokens, others):
+        await asyncio.to_thread(wait_until, lambda: sum(Metrics(url).in_use.values()) >= others, "the others are there")
+        await complete(client, max_tokens=max_tokens, extra_body={"ignore_eos": True, "priority": priority})
+        ended.append(priority)
+
+    async def main(url):
+        async with async_client_of(url) as client:
+            # One runs, and may be interrupted; one waits, and is overtaken by one who comes after it.
+            await asyncio.gather(*(ask(client, url, *who) for who in ((2, 600, 0), (3, 5, 1), (1, 5, 2))))
+
+    with running_server("--max-num-seqs", "1", "--ordering", "priority") as url:
+        asyncio.run(main(url))
+    assert ended == [1, 2, 3]
+
+
 # Leaving
 
 

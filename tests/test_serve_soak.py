@@ -143,7 +143,8 @@ key = "more-more-more"
 FLOOD_TOKENS = 16
 # Steps until one of the flood has ended, and some for the polite prompt and for who came in the same step.
 FAIR_STEPS = FLOOD_TOKENS + 4
-NUM_FLOODERS = 64
+MAX_WAITING = 80  # a key may fill half of it
+NUM_FLOODERS = MAX_WAITING + 20
 
 
 def headers(key: str) -> dict[str, str]:
@@ -173,14 +174,19 @@ async def be_polite(session, url: str) -> None:
         check_whole(await read_events(response), 4)
 
 
+async def first_refusal(statuses: Counter[int]) -> None:
+    """Until the flood has filled its share of the queue."""
+    while not statuses[429]:
+        await asyncio.sleep(0.05)
+
+
 async def both(url: str, num_polite: int) -> Counter[int]:
     """Polite requests one after another amid the flood; returns how often the flood met which status."""
     statuses: Counter[int] = Counter()
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=120)) as session:
         floods = [asyncio.create_task(flood(session, url, statuses)) for _ in range(NUM_FLOODERS)]
-        while not statuses[429]:  # it has filled its share of the queue
-            await asyncio.sleep(0.05)
+        await asyncio.wait_for(first_refusal(statuses), 60)
         for _ in range(num_polite):
             await be_polite(session, url)
         assert not any(task.done() for task in floods)
@@ -204,7 +210,7 @@ def serve_both(tiny_model: str, folder: Path, num_polite: int, *options: str) ->
     """The polite tenant's p99 in steps, and what the flood met."""
     keys, record = folder / "keys.toml", folder / "timeline.json"
     keys.write_text(KEYS, encoding="utf-8")
-    sizes = ("--max-num-seqs", "4", "--max-waiting-requests", "80", "--timeline", str(record))
+    sizes = ("--max-num-seqs", "4", "--max-waiting-requests", str(MAX_WAITING), "--timeline", str(record))
     model = ("--model", tiny_model, "--served-model-name", "tiny", "--api-keys", str(keys))
     with running_server(*model, *sizes, *options) as url:
         statuses = asyncio.run(both(url, num_polite))

@@ -82,6 +82,7 @@ class Server(uvicorn.Server):
         await self._until(lambda: not self._is_busy(), FLUSH_S)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+        await self._until(lambda: not self._is_busy(), FLUSH_S)  # who waited to send learns that nobody is there
         for task in list(self.server_state.tasks):
             task.cancel()
         for host in self.hosts:
