@@ -123,6 +123,7 @@ def main() -> int:
     if args.json:
         kept = {"generator": args.generator, "version": version(python, args.generator), "measured": measured}
         kept |= {"model": args.model.name, "workload": workload.facts(), "serve": args.serve, "rounds": rounds}
+        kept["request_rate"] = args.request_rate
         args.json.write_text(json.dumps(kept | {"medians": middle}, indent=1) + "\n", encoding="utf-8")
     same_run = differences(middle["generator"], middle["server"])
     return int(any(abs(change) > MOST for change in same_run.values()))

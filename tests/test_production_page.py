@@ -52,7 +52,7 @@ def report(name="minibatcher", speed=100.0, hashes=("a", "b"), ends=("length", "
         "setting": f"{name} --threads 2",
         "measured": {"date": "2030-01-02T03:04:05+00:00", "num_cpus": 2},
         "definitions": {"long": "words"},
-        "timelines": {name: {"requests": ["so much"]}},
+        "timelines": {name: {"requests": [{"request_id": f"r{i}", "output_text": f"{i}!"} for i in range(2)]}},
         **changes,
     }
 
@@ -86,9 +86,12 @@ def test_what_the_client_had_to_say_stands_below(tmp_path):
     assert text.endswith("\n- minibatcher --threads 2\n- minibatcher: requests were sent late.\n")
 
 
-def test_answers_of_which_no_ids_are_told_are_not_compared(tmp_path):
-    rows = table_of(tmp_path, report(), report("llama.cpp", hashes=(None, None))).splitlines()
-    assert rows[2].endswith("| 2 of 2 |") and rows[3].endswith("| – |")
+def test_answers_of_which_no_ids_are_told_are_compared_as_text(tmp_path):
+    silent = report("llama.cpp", hashes=(None, None))
+    silent["timelines"]["llama.cpp"]["requests"][1]["output_text"] = "else"
+    mute = report("mute", hashes=(None, None)) | {"timelines": {}}
+    rows = table_of(tmp_path, *map(production.keep, (report(), silent, mute))).splitlines()
+    assert rows[2].endswith("| 2 of 2 |") and rows[3].endswith("| 1 of 2 as text |") and rows[4].endswith("| – |")
 
 
 @pytest.mark.parametrize(

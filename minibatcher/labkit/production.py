@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from .notebooks import BuildError
 
 FOLDER = "chapters/measured/production"
 REQUEST = ("id", "finish_reason", "output_hash")
+SAME_TEXT = " as text"
 METRICS = ("num_requests", "output_tokens_per_s", "ttft_ms", "itl_ms", "e2el_ms")
 Report = dict[str, Any]
 
@@ -27,20 +29,30 @@ class Run:
     measured: Report
     setting: str
 
-    @property
-    def answers(self) -> dict[str, str | None]:
-        """Of requests that were served: the hash of their tokens, None where the server does not tell them."""
+    def answers(self, what: str = "output_hash") -> dict[str, str]:
+        """Of requests that were served: the hash of their tokens, or of their text; of those that the server told."""
         served = [request for request in self.metrics["requests"] if request["finish_reason"] in COMPLETED]
-        return {request["id"]: request["output_hash"] for request in served}
+        return {request["id"]: request[what] for request in served if request.get(what)}
+
+    @property
+    def num_served(self) -> int:
+        return sum(request["finish_reason"] in COMPLETED for request in self.metrics["requests"])
 
 
 def keep(report: Report) -> Report:
-    """What of a report goes into the book: no address, and no times of single tokens."""
+    """What of a report goes into the book: no address, and no times of single tokens; of a text its hash."""
+    texts = {
+        name: {request["request_id"]: _text_hash(request.get("output_text")) for request in timeline["requests"]}
+        for name, timeline in report.get("timelines", {}).items()
+    }
     strategies = {
         name: {key: run[key] for key in METRICS}
         | {
             "header": _public(run["header"]),
-            "requests": [{key: request[key] for key in REQUEST} for request in run["requests"]],
+            "requests": [
+                {key: request[key] for key in REQUEST} | {"text_hash": texts.get(name, {}).get(request["id"])}
+                for request in run["requests"]
+            ],
         }
         for name, run in report["strategies"].items()
     }
@@ -87,7 +99,7 @@ def measured(root: Path) -> str:
         cells = [name, f"{number(median(speeds), 3)} ({number(min(speeds), 3)}, {number(max(speeds), 3)})"]
         for metric in ("ttft_ms", "itl_ms", "e2el_ms"):
             cells.append(" / ".join(number(_middle(runs, metric, p), 3) for p in ("p50", "p99")))
-        served = sum(len(run.answers) for run in runs)
+        served = sum(run.num_served for run in runs)
         cells.append(f"{served:,} of {sum(run.metrics['num_requests'] for run in runs):,}")
         cells.append(_same(engines[first][0], runs[0]))
         lines.append(f"| {' | '.join(cells)} |")
@@ -101,10 +113,17 @@ def _middle(runs: list[Run], metric: str, percentile: str) -> float | None:
 
 
 def _same(first: Run, other: Run) -> str:
-    """How many answers two runs have in common, of those that both have."""
-    pairs = [(mine, other.answers[name]) for name, mine in first.answers.items() if name in other.answers]
-    told = [pair for pair in pairs if None not in pair]
-    return f"{sum(mine == its for mine, its in told):,} of {len(told):,}" if told else "–"
+    """How many answers two runs have in common, of those that both have; as text where a server tells no tokens."""
+    for what, how in (("output_hash", ""), ("text_hash", SAME_TEXT)):
+        mine, its = first.answers(what), other.answers(what)
+        both = mine.keys() & its.keys()
+        if both:
+            return f"{sum(mine[name] == its[name] for name in both):,} of {len(both):,}{how}"
+    return "–"
+
+
+def _text_hash(text: str | None) -> str | None:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16] if text else None
 
 
 def _circumstances(engines: dict[str, list[Run]]) -> str:
@@ -114,6 +133,7 @@ def _circumstances(engines: dict[str, list[Run]]) -> str:
     processors = {run.measured.get("num_cpus") for run in runs} - {None}
     facts = [
         f"medians of {' to '.join(map(str, rounds))} runs of each",
+        ", ".join(dict.fromkeys(f"model {model}" for run in runs if (model := run.header.get("model")))),
         f"{runs[0].metrics['num_requests']} requests of the workload {workload['name']}, seed {header['seed']}",
         *(f"{count} processors" for count in processors),
         ", ".join(dict.fromkeys(version for run in runs if (version := _version(run.header)))),

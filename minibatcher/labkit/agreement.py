@@ -1,0 +1,72 @@
+"""What published load generators told of our server, beside its own record: written by tests/load_generator.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..report_rows import number
+from .notebooks import BuildError
+
+FOLDER = "chapters/measured"
+GENERATORS = ("guidellm", "vllm")
+FIGURES = {
+    "num_requests": "requests",
+    "num_prompt_tokens": "prompt tokens",
+    "num_output_tokens": "output tokens",
+    "output_tokens_per_s": "output tokens/s",
+    **{
+        f"{name}_ms {which}": f"{name.upper()} {which}, ms"
+        for name in ("ttft", "tpot", "itl", "e2el")
+        for which in ("mean", "p50", "p99")
+    },
+}
+MOST = 0.05
+
+
+def agreement(root: Path) -> str:
+    """For each generator its own figure, the server's of the very same run, how far apart they are, and a replay's.
+
+    Raises BuildError where the two sides of one run differ by more than 5 %.
+    """
+    reports = [_read(root, name) for name in GENERATORS]
+    heads = [f"{report['version']} | the server | apart by | a replay" for report in reports]
+    lines = [f"| | {' | '.join(heads)} |"]
+    lines.append(f"| --- |{' --: |' * 4 * len(reports)}")
+    for name, title in FIGURES.items():
+        cells = [cell for report in reports for cell in _cells(report, name)]
+        if any(cell != "–" for cell in cells):
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _circumstances(reports)]) + "\n"
+
+
+def _read(root: Path, name: str) -> dict[str, Any]:
+    path = root / FOLDER / f"load-generator-{name}.json"
+    report = json.loads(path.read_text(encoding="utf-8"))
+    theirs, ours = (report["medians"][who] for who in ("generator", "server"))
+    for figure in theirs:
+        if abs(theirs[figure] / ours[figure] - 1) > MOST:
+            raise BuildError(f"{path.name}: {figure} is {theirs[figure]:.5g}, and {ours[figure]:.5g} at the server")
+    return report
+
+
+def _cells(report: dict[str, Any], name: str) -> list[str]:
+    told = report["medians"]["generator"].get(name)
+    if told is None:  # defined in another way
+        return ["–"] * 4
+    server, replay = (report["medians"][who][name] for who in ("server", "replay"))
+    digits = (lambda value: f"{value:,.0f}") if name.startswith("num_") else (lambda value: number(value, 4))
+    return [digits(told), digits(server), f"{told / server - 1:+.1%}", digits(replay)]
+
+
+def _circumstances(reports: list[dict[str, Any]]) -> str:
+    told = []
+    for report in reports:
+        workload, when = report["workload"], report["measured"]["date"][:10]
+        told.append(
+            f"{report['version']}: model {report['model']}, {workload['num_requests']} requests of "
+            f"{workload['name']} at {number(report['request_rate'], 3)} a second, {len(report['rounds'])} rounds, "
+            f"medians, {when}"
+        )
+    return f"**Measured**: {'; '.join(told)}."
