@@ -107,7 +107,9 @@ def test_a_million_faults_are_told_of_as_one(host, monkeypatch, path, body):
     counts: list[int] = []
     explain = failures._invalid
     monkeypatch.setattr(failures, "_invalid", lambda error: (counts.append(len(error.errors())), explain(error))[1])
-    reply = talk(host, lambda client: client.send("POST", f"/v1/{path}", json.dumps(body).encode(), JSON))
+    reply = talk(
+        host, lambda client: client.send("POST", f"/v1/{path}", json.dumps(body).encode(), JSON), max_body_bytes=4 << 20
+    )
     assert reply.status == 400 and len(reply.body) < 2_000
     assert counts and counts[0] < 1_000
 

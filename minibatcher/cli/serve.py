@@ -106,7 +106,10 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "--max-waiting-tokens", type=positive_int, help="the same for prompt + max_tokens of all that wait"
     )
     bounds.add_argument(
-        "--max-body-bytes", type=positive_int, default=4 << 20, help="longest body (default: 4194304, 4 MiB)"
+        "--max-body-bytes",
+        type=positive_int,
+        default=1 << 20,
+        help="longest body; reading a larger one holds up all others longer (default: 1048576, 1 MiB)",
     )
     bounds.add_argument(
         "--body-timeout-s", type=positive_number, default=30.0, help="time for a body to arrive (default: 30)"

@@ -23,7 +23,7 @@ class ServeSettings:
     Raises InvalidParameter.
     """
 
-    max_body_bytes: int = 4 << 20
+    max_body_bytes: int = 1 << 20
     body_timeout_s: float = 30.0
     max_choices: int = 128
     max_stop: int = 16
