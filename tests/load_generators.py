@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minibatcher.metrics import spread
 from minibatcher.workload import Workload
 
 COUNTS = ("num_requests", "num_prompt_tokens", "num_output_tokens", "output_tokens_per_s")
@@ -62,27 +62,29 @@ def guidellm_command(python: str, url: str, model: Path, trace: Path, result: Pa
 
 
 def guidellm_figures(report: dict[str, Any]) -> Figures:
-    """Its inter-token latency is a request's mean, as our TPOT is; it weighs each by its tokens, so that the mean of
-    all is that of the gaps, and its percentiles are of no figure of ours. Its time per output token counts the first.
+    """Its percentiles do not interpolate as ours do, so that p99 of few requests is the longest: they are taken from
+    the requests' own figures in its report. Its inter-token latency is a request's mean, as our TPOT is, and the mean of
+    all weighs each by its tokens, as that of single gaps does. Its time per output token counts the first, too.
     """
     (benchmark,) = report["benchmarks"]
     metrics, requests = benchmark["metrics"], benchmark["requests"]["successful"]
 
-    def spread(name: str, scale: float = 1.0) -> Figures:
-        found = metrics[name]["successful"]
-        return {"mean": found["mean"] * scale, **{p: found["percentiles"][p] * scale for p in ("p50", "p99")}}
+    def spread_of(name: str) -> dict[str, float]:
+        return spread(None if r[name] is None else r[name] / 1e3 for r in requests)
 
-    tpot = [r["inter_token_latency_ms"] for r in requests if r["inter_token_latency_ms"] is not None]
+    def told(name: str, what: str) -> float:
+        return metrics[name]["successful"][what]
+
     return flat(
         {
-            "num_requests": float(metrics["request_totals"]["successful"]),
-            "num_prompt_tokens": metrics["prompt_token_count"]["successful"]["total_sum"],
-            "num_output_tokens": metrics["output_token_count"]["successful"]["total_sum"],
-            "output_tokens_per_s": metrics["output_tokens_per_second"]["successful"]["mean"],
-            "ttft_ms": spread("time_to_first_token_ms"),
-            "tpot_ms": {"mean": statistics.mean(tpot), "p50": statistics.median(tpot)},
-            "itl_ms": {"mean": metrics["inter_token_latency_ms"]["successful"]["mean"]},
-            "e2el_ms": spread("request_latency", 1e3),
+            "num_requests": metrics["request_totals"]["successful"],
+            "num_prompt_tokens": told("prompt_token_count", "total_sum"),
+            "num_output_tokens": told("output_token_count", "total_sum"),
+            "output_tokens_per_s": told("output_tokens_per_second", "mean"),
+            "ttft_ms": spread_of("time_to_first_token_ms") | {"mean": told("time_to_first_token_ms", "mean")},
+            "tpot_ms": spread_of("inter_token_latency_ms"),
+            "itl_ms": {"mean": told("inter_token_latency_ms", "mean")},
+            "e2el_ms": spread(r["request_latency"] for r in requests) | {"mean": told("request_latency", "mean") * 1e3},
         }
     )
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from . import cold_start, front, measured, production, speed, speed_inside
+from . import agreement, cold_start, front, measured, production, speed, speed_inside
 from .notebooks import BuildError, read_page
 
 _BLOCK = re.compile(r"(<!-- begin ([\w-]+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
@@ -23,6 +23,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "comparison": measured.comparison,
     "contents": front.contents,
     "picture": front.picture,
+    "production-agreement": agreement.agreement,
     "production-measured": production.measured,
     "speed-circumstances": speed.circumstances,
     "speed-figures": speed.figures,
