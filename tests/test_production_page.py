@@ -76,6 +76,10 @@ def test_an_engine_has_a_row_with_medians_and_how_many_answers_are_the_same(tmp_
     assert text.endswith("\n- minibatcher --threads 2\n- vllm --threads 2\n")
 
 
+def test_a_single_run_has_no_median(tmp_path):
+    assert "by the client: one run of each; 2 requests" in table_of(tmp_path, report())
+
+
 def test_who_was_refused_has_no_answer_that_could_be_the_same(tmp_path):
     rows = table_of(tmp_path, report(), report("vllm", hashes=("a", "b"), ends=("length", "refused"))).splitlines()
     assert rows[3].endswith("| 1 of 2 | 1 of 1 |")
