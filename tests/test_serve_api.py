@@ -257,6 +257,8 @@ def test_routes_models_and_request_ids(host):
         "/v1/completions": 405,
     }
     assert all(reply.error["message"] for reply in replies.values() if reply.status != 200)
+    assert replies["/nowhere"].error["message"].startswith("GET /nowhere: Not Found")
+    assert replies["/v1/completions"].error["message"].startswith("GET /v1/completions: Method Not Allowed")
     assert {reply.headers["x-request-id"] for reply in replies.values()} == {"my-1"}
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
     assert len(unknown.headers["x-request-id"]) == 32

@@ -50,7 +50,9 @@ What it does meanwhile: /metrics, under the names that vLLM's dashboards ask for
 A file of API keys makes each key a tenant, with bounds of its own on each model; several share an engine fairly:
   [keys.alice]
   key = "secret"               # or key_sha256 = "64 hex digits"
-  tokens_per_s = 500           # also burst_tokens, requests_per_s, burst_requests, max_waiting_requests, priority
+  tokens_per_s = 500           # prompt + max_tokens; what was not generated is given back
+  burst_tokens = 20000         # so many at once (default: what a minute brings)
+Also requests_per_s, burst_requests, max_waiting_requests (default: an equal part of the queue), priority.
 """
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import InvalidParameter
 from ..tomlfile import read_toml
+from ..workload import Workload
+
+MOST_NAMED = 5
 
 
 def tenant_keys(path: Path) -> dict[str, str]:
@@ -26,3 +30,17 @@ def tenant_keys(path: Path) -> dict[str, str]:
             )
         keys[tenant] = key
     return keys
+
+
+def check_keys(keys: Mapping[str, str], workload: Workload) -> None:
+    """Each tenant has a key: a server would refuse all that the others send. Raises InvalidParameter."""
+    missing = sorted({row.tenant for row in workload} - keys.keys())
+    if missing:
+        raise InvalidParameter(
+            f"the workload {workload.name} has tenants without a key: {_some(missing)}; there are keys for "
+            f"{_some(list(keys))}. Call the keys as the tenants are called, or give --api-key for all others"
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")

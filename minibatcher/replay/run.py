@@ -21,6 +21,7 @@ from ..workload import Workload
 from .answer import Answer
 from .asks import Ask, asks_of, warm_up_asks
 from .client import open_session, serve_all
+from .keys import check_keys
 from .notes import notes_of
 from .server import NoServer, Server, find_server
 from .vocabulary import Vocabulary
@@ -69,6 +70,8 @@ def replay(
             server = await find_server(session, base_url, model, known)
             vocabulary = Vocabulary.of_files(tokenizer) if tokenizer else Vocabulary.of_server(server)
             workload, max_model_len = read(server, vocabulary) if callable(read) else (read, server.max_model_len)
+            if tenant_keys and api_key is None:
+                check_keys(tenant_keys, workload)
             text = chat or as_text or any(row.prompt is not None for row in workload)
             if warm_up:
                 server = await _warm_up(session, server, vocabulary, warm_up, chat, text, known)

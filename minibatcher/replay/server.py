@@ -71,7 +71,10 @@ async def find_server(
         if status in (401, 403):
             raise NoServer(f"{url} wants a key, or another one (status {status}{_words(told)}); give --api-key")
     if model is None:
-        raise NoServer(f"{urls[-1]}/models answers with status {status}{_words(told)}; name the model with --model")
+        raise NoServer(
+            f"{urls[0]}/models answers with status {status}{_words(told)}; correct --base-url, "
+            "which ends in /v1 as a rule, or name the model with --model if this server has no list of models"
+        )
     return Server(urls[0], model, "", extensions=EXTENSIONS[""])
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import InvalidParameter, QueueFull, RateLimited, RequestRefused
@@ -65,9 +63,6 @@ def explain(error: Exception, param: str | None = None) -> ApiError:
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, RequestValidationError):
         return _invalid(error)
-    if isinstance(error, HTTPException):
-        message = f"{HTTPStatus(error.status_code).phrase}; /openapi.json says what this server answers"
-        return ApiError(error.status_code, message, headers=error.headers)
     return ApiError(500, "the server has failed; its log says how", code="internal_error")
 
 
