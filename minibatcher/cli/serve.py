@@ -11,22 +11,21 @@ from .options import (
     add_engine_options,
     add_model_options,
     add_speed_options,
-    check_file,
     names_of,
     positive_int,
     positive_number,
     whole_number,
-    writing,
 )
 from .serve_engines import (
     KEY_VARIABLE,
     api_keys,
     model_names,
     record,
+    save_timeline,
     say,
     served_engine_options,
     special_ids,
-    timeline_file,
+    timeline_files,
     warm_engine,
 )
 
@@ -151,9 +150,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingDependency(f"serving needs {error.name}: pip install 'minibatcher[serve]'") from error
     names = model_names(args)
-    files = {name: timeline_file(args.timeline, name, len(names)) for name in names}
-    for file in files.values():
-        check_file(file)
+    files = timeline_files(args.timeline, list(names))
     keys = api_keys(args)
     options = served_engine_options(args, keys)
     listener = listen_on(args.host, args.port)  # before the models are loaded, which may take minutes
@@ -192,12 +189,8 @@ def run(args: argparse.Namespace) -> int:
             ready=ready,
             say=say,
         )
-    for name, file in files.items():
-        if file is not None:
-            with writing(file):
-                engines[name].timeline.save(file)
-            say(f"the timeline of {name} is in {file}")
+    saved = [save_timeline(engines[name], name, file) for name, file in files.items()]
     if failure is not None:
         say(failure)
         return 1
-    return 0
+    return 0 if all(saved) else 2

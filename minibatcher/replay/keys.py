@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,7 @@ def tenant_keys(path: Path) -> dict[str, str]:
     """Tenant → key, from the tables [keys.TENANT] of a TOML file. Raises InvalidParameter, MissingDependency."""
     try:
         tables = read_toml(path).get("keys")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidParameter(f"can't read the keys in {str(path)!r}: {error}") from error
     if not isinstance(tables, dict) or not tables:
         raise InvalidParameter(f'{str(path)!r} holds no keys; write a table [keys.NAME] with key = "…" for each tenant')
@@ -28,7 +29,7 @@ def tenant_keys(path: Path) -> dict[str, str]:
                 f"[keys.{tenant}] in {str(path)!r} holds no key that could be sent (a client needs the key itself, not "
                 "its digest)"
             )
-        keys[tenant] = key
+        keys[tenant] = sendable(key, f"the key of [keys.{tenant}] in {str(path)!r}")
     return keys
 
 
@@ -44,3 +45,10 @@ def check_keys(keys: Mapping[str, str], workload: Workload) -> None:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def sendable(key: str, what: str) -> str:
+    """The key, less spaces and ends of lines around it. Raises InvalidParameter for one that no header can carry."""
+    if not re.fullmatch(r"[!-~]+", key.strip()):
+        raise InvalidParameter(f"{what} must be a text of printable ASCII characters without spaces, and not empty")
+    return key.strip()

@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from ..workload import Workload
 from .answer import Answer
 from .asks import Ask, asks_of, warm_up_asks
 from .client import open_session, serve_all
-from .keys import check_keys
+from .keys import check_keys, sendable
 from .notes import notes_of
 from .server import NoServer, Server, find_server
 from .vocabulary import Vocabulary
@@ -58,6 +59,8 @@ def replay(
     not sent ends as `abort`, and header["interrupted"] is True. Raises NoServer, InvalidParameter, WorkloadError, and
     KeyboardInterrupt before the clock has started.
     """
+
+    api_key = sendable(api_key, "the API key") if api_key else None
 
     def headers_of(tenant: str) -> dict[str, str]:
         key = (tenant_keys or {}).get(tenant, api_key)
@@ -176,12 +179,15 @@ def in_a_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Ctrl-C, which Python tells the main thread alone, cancels it. Raises KeyboardInterrupt if it ends by that.
     """
     cancel: list[Callable[[], Any]] = []
+    asked = False
 
     async def cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
         cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        if asked:  # before there was anything to cancel
+            raise asyncio.CancelledError
         return await main()
 
     with ThreadPoolExecutor(1) as pool:
@@ -190,7 +196,9 @@ def in_a_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             try:
                 return future.result()
             except KeyboardInterrupt:
+                asked = True
                 for function in cancel:
-                    function()
+                    with suppress(RuntimeError):  # the loop has closed: it is over
+                        function()
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None

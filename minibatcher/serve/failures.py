@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ..errors import InvalidParameter, QueueFull, RateLimited, RequestRefused
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+LONGEST_WAIT_S = 2**31 - 1  # that every client can read
 LONGEST_VALUE = 60  # characters of a client's value that its error repeats
 
 
@@ -36,7 +37,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
         if retry_after_s is not None:
-            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+            self.headers["Retry-After"] = str(max(1, math.ceil(min(retry_after_s, LONGEST_WAIT_S))))
 
     @property
     def body(self) -> dict[str, Any]:
