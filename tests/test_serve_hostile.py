@@ -295,11 +295,3 @@ def test_an_honest_client_is_served_amid_all_of_them(server, address):
             sock.sendall(post(COMPLETIONS, SHORT | {"stream": True, "max_tokens": 20, "ignore_eos": True}))
             answer = read_answer(sock)
         assert answer.status == 200 and answer.body.count(b"data: {") == 20
-
-
-def test_a_client_that_resets_its_connection_before_it_is_told_off(address):
-    """A first request that is answered, a second that is no HTTP, and nobody to tell so: no fault of the server."""
-    for _ in range(200):
-        with connection(address) as sock:
-            sock.sendall(head("GET", "/health") + b"no HTTP\r\n\r\n")
-            hang_up(sock, rudely=True)
