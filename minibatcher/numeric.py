@@ -6,5 +6,10 @@ import math
 
 
 def is_number(value: object) -> bool:
-    """A finite int or float; True and False are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite int or float; True and False are none, and neither is a whole number that no float can hold."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

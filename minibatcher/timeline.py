@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from .errors import WorkloadError
 
 SCHEMA_VERSION = 1
 CLOCKS = ("measured", "simulated")
+LONGEST_S, LARGEST_COUNT = 1e12, 2**53 - 1  # beyond them a file is damaged, and arithmetic overflows
+HEADER_TEXTS = ("strategy", "source", "kv_layout", "preemption", "admission", "ordering", "model")
+HEADER_COUNTS = ("max_num_seqs", "block_size", "num_blocks")
 
 
 class RowState(str, Enum):
@@ -236,7 +238,7 @@ class Timeline:
     def load(cls, path: str | Path) -> Timeline:
         """Read what `save` wrote. Raises WorkloadError with what is wrong with the file."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            data = parse(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise WorkloadError(f"can't read the timeline {path}: {error}") from error
         return cls.from_json(data, str(path))
@@ -263,6 +265,7 @@ class Timeline:
         clock, header = data["clock"], data["header"]
         if clock not in CLOCKS:
             raise ValueError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
+        _require_header(header)
         slots = 0 if header.get("source") == "replay" else header["max_num_seqs"]
         if not isinstance(slots, int) or slots < (header.get("source") != "replay"):
             raise ValueError(f"max_num_seqs must be a whole number of at least 1, not {slots!r}")
@@ -272,7 +275,13 @@ class Timeline:
                 record = RequestRecord(**{k: v for k, v in plain.items() if k != "output_hash"})
                 times = [record.arrival_time, *record.token_times]
                 times += [t for t in (record.first_scheduled_time, record.finish_time) if t is not None]
-                _require_numbers(times, [record.num_prompt_tokens, record.num_output_tokens, *record.output_token_ids])
+                counts = [record.num_prompt_tokens, record.num_output_tokens, *record.output_token_ids]
+                counts += [record.num_preemptions, record.num_cached_tokens, record.num_lost_tokens]
+                _require_numbers(times, counts)
+                _require_texts(record.request_id, record.tenant, record.output_text)
+                _require_texts(*(text for text in (record.finish_reason, record.error) if text is not None))
+                if type(record.priority) is not int:
+                    raise ValueError(f"priority must be a whole number, not {record.priority!r}")
                 if record.output_hash != plain.get("output_hash", record.output_hash):
                     raise ValueError(f"output_hash {plain['output_hash']!r} does not belong to its output_token_ids")
             requests[record.request_id] = record
@@ -282,8 +291,12 @@ class Timeline:
                 rows = [RowRecord(slot, name, RowState(state), *counts) for slot, name, state, *counts in plain["rows"]]
                 step = StepRecord(**(plain | {"rows": rows}))
                 counts = [step.num_computed_tokens, step.num_waiting, step.kv_used_blocks, step.kv_free_blocks]
+                counts += [step.kv_tokens, step.kv_cached_blocks, step.num_swapped_blocks, step.index]
+                counts += [] if step.width is None else [step.width]
                 counts += [n for row in rows for n in (row.slot, row.num_tokens, row.context)]
-                _require_numbers([step.start, step.duration], [*counts, step.kv_tokens])
+                _require_numbers([step.start, step.duration], counts)
+                for names in (step.admitted, step.finished, step.preempted):
+                    _require_list_of_texts(names)
                 for row in rows:
                     if row.slot >= slots:
                         raise ValueError(f"slot {row.slot}, but max_num_seqs is {slots}")
@@ -319,10 +332,48 @@ def _naming(where: str) -> Iterator[None]:
         ) from error
 
 
+def parse(text: str) -> Any:
+    """JSON as `save` writes it. Raises ValueError, also for NaN and infinities, which Python's reader lets through."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
 def _require_numbers(times: list[float], counts: list[int]) -> None:
     for value in times:
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise ValueError(f"a time must be a number of seconds, not {value!r}")
+        if type(value) not in (int, float) or not abs(value) <= LONGEST_S:
+            raise ValueError(f"a time must be a number of seconds, not {_shown(value)}")
     for value in counts:
-        if type(value) is not int or value < 0:
-            raise ValueError(f"a count must be a whole number of at least 0, not {value!r}")
+        if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
+            raise ValueError(f"a count must be a whole number of at least 0, not {_shown(value)}")
+
+
+def _require_texts(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise ValueError(f"a name, reason or answer must be a text, not {_shown(value)}")
+
+
+def _require_list_of_texts(values: Any) -> None:
+    if not isinstance(values, list):
+        raise ValueError(f"names and sentences must be a list, not {_shown(values)}")
+    _require_texts(*values)
+
+
+def _require_header(header: dict[str, Any]) -> None:
+    """What tables and notes reckon with; all else is only shown."""
+    told = {key: value for key, value in header.items() if value is not None}
+    _require_texts(*(told[key] for key in HEADER_TEXTS if key in told))
+    _require_numbers([], [told[key] for key in HEADER_COUNTS if key in told])
+    _require_list_of_texts(told.get("client_notes", []))
+    if not isinstance(told.get("server", {}), dict):
+        raise ValueError(f"server must be an object, not {_shown(told['server'])}")
+    if header.get("source") != "replay":
+        _require_numbers([], [header[key] for key in HEADER_COUNTS if key in header])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -63,7 +63,7 @@ def guidellm_command(python: str, url: str, model: Path, trace: Path, result: Pa
 
 def guidellm_figures(report: dict[str, Any]) -> Figures:
     """Its percentiles do not interpolate as ours do, so that p99 of few requests is the longest: they are taken from
-    the requests' own figures in its report. Its inter-token latency is a request's mean, as our TPOT is, and the mean of
+    the requests' own figures in its report. Its inter-token latency is a request's mean, as our TPOT is; the mean of
     all weighs each by its tokens, as that of single gaps does. Its time per output token counts the first, too.
     """
     (benchmark,) = report["benchmarks"]

@@ -526,3 +526,10 @@ def test_engines_are_built_with_limits():
     assert other.finish_reason == "refused" and "the queue has no room" in other.error and other.token_ids == []
     with pytest.raises(InvalidParameter, match=r"limits must be a minibatcher\.limits\.Limits"):
         LLM("bard", limits=3)
+
+
+def test_a_rate_that_brings_a_unit_only_after_all_time_is_none():
+    limit = TenantLimit(tokens_per_s=1e-320, burst_tokens=10)
+    bucket, _ = limit.buckets()
+    bucket.take(10, 0.0)
+    assert bucket.delay(1, 0.0) is None and bucket.delay(0, 0.0) == 0.0

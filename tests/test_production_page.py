@@ -13,14 +13,17 @@ from serving import needed, running_server
 from minibatcher.cli import _parser
 from minibatcher.labkit import production
 from minibatcher.labkit.notebooks import BuildError
+from minibatcher.replay.keys import check_keys, tenant_keys
 from minibatcher.tomlfile import read_toml
+from minibatcher.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "chapters" / "production.md").read_text(encoding="utf-8")
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    """Lines that end in a backslash go on, as in a shell."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.replace("\\\n", " "), re.DOTALL | re.MULTILINE)
 
 
 # The table of measured runs
@@ -74,6 +77,10 @@ def test_an_engine_has_a_row_with_medians_and_how_many_answers_are_the_same(tmp_
     assert "medians of 1 to 3 runs of each" in text and "2 requests of the workload w, seed 3; 2 processors" in text
     assert "minibatcher 1.2, vllm 1.2; 2030-01-02." in text
     assert text.endswith("\n- minibatcher --threads 2\n- vllm --threads 2\n")
+
+
+def test_a_single_run_has_no_median(tmp_path):
+    assert "by the client: one run of each; 2 requests" in table_of(tmp_path, report())
 
 
 def test_who_was_refused_has_no_answer_that_could_be_the_same(tmp_path):
@@ -171,8 +178,35 @@ def test_the_file_of_keys_is_one(tmp_path):
     (text,) = blocks("toml")
     (tmp_path / "keys.toml").write_text(text, encoding="utf-8")
     keys = ApiKeys.from_file(tmp_path / "keys.toml")
-    secret = read_toml(tmp_path / "keys.toml")["keys"]["shop"]["key"]
-    assert keys.find(secret).name == "shop" and f"Authorization: Bearer {secret}" in PAGE
+    secret = read_toml(tmp_path / "keys.toml")["keys"]["tenant-1"]["key"]
+    assert keys.find(secret).name == "tenant-1" and f"Authorization: Bearer {secret}" in PAGE
+
+
+def test_the_replay_with_keys_has_tenants_of_their_names(tmp_path):
+    (text,) = blocks("toml")
+    (tmp_path / "keys.toml").write_text(text, encoding="utf-8")
+    (command,) = [
+        shlex.split(command) for command in COMMANDS if "--api-keys keys.toml" in command and "replay" in command
+    ]
+    check_keys(tenant_keys(tmp_path / "keys.toml"), load_workload(command[2], num_requests=48))
+
+
+def test_a_class_gets_a_key_each(tmp_path, capsys):
+    pytest.importorskip("pydantic")
+    from minibatcher.serve.keys import ApiKeys
+
+    (block,) = [block for block in blocks("console") if "class.toml" in block]
+    python, _, code, _, file = shlex.split(block)[:5]
+    assert (python, file) == ("python", "class.toml")
+    exec(compile(code, "the page", "exec"), {})
+    (tmp_path / file).write_text(capsys.readouterr().out, encoding="utf-8")
+    assert len(ApiKeys.from_file(tmp_path / file)) == 30
+
+
+def test_the_workload_is_one(tmp_path):
+    (lines,) = blocks("text")
+    (tmp_path / "conversations.jsonl").write_text(lines, encoding="utf-8")
+    assert [row.output_tokens for row in load_workload(str(tmp_path / "conversations.jsonl"))] == [60, 120, 15]
 
 
 # What it shows, on a live server

@@ -416,6 +416,26 @@ def test_keys_of_tenants_come_from_the_file_that_serve_reads(tmp_path, capsys):
     assert "no key that could be sent" in capsys.readouterr().err
 
 
+def test_a_tenant_without_a_key_is_told_before_anything_is_sent(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.tenant-0]\nkey = "sk-0"\n', encoding="utf-8")
+    with fake_server() as server:
+        words = ["replay", "tenants:num_tenants=3", "--base-url", server.url, "--quiet", "--api-keys", str(keys)]
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert not server.bodies and "tenants without a key: tenant-1, tenant-2; there are keys for tenant-0." in told
+        assert main([*words, "--api-key", "sk-all"]) == 0
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer sk-0", "Bearer sk-all"}
+
+
+def test_an_address_that_goes_too_far_is_told(capsys):
+    with fake_server() as server:
+        assert main(["replay", "--base-url", server.url + "/completions"]) == 2
+    told = capsys.readouterr().err
+    assert f"{server.url}/completions/models answers with status 404" in told and "ends in /v1 as a rule" in told
+
+
 def test_an_interrupt_keeps_what_was_done(tmp_path):
     """The first requests are answered, one hangs, and the last is not due for an hour."""
     rows = [

@@ -257,6 +257,8 @@ def test_routes_models_and_request_ids(host):
         "/v1/completions": 405,
     }
     assert all(reply.error["message"] for reply in replies.values() if reply.status != 200)
+    assert replies["/nowhere"].error["message"].startswith("GET /nowhere: Not Found")
+    assert replies["/v1/completions"].error["message"].startswith("GET /v1/completions: Method Not Allowed")
     assert {reply.headers["x-request-id"] for reply in replies.values()} == {"my-1"}
     assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
     assert len(unknown.headers["x-request-id"]) == 32
@@ -352,7 +354,10 @@ def test_a_rate_limit_says_when_to_come_back(model):
     assert 60 < int(again.headers["retry-after"]) <= int(later.headers["retry-after"]) <= 100  # of both; it costs none
 
 
-@pytest.mark.parametrize(("wait", "told"), [(None, "1"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (99.5, "100")])
+@pytest.mark.parametrize(
+    ("wait", "told"),
+    [(None, "1"), (0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2"), (99.5, "100"), (1e300, "2147483647")],
+)
 def test_a_wait_is_told_in_whole_seconds_that_suffice(wait, told):
     for kind in (QueueFull, RateLimited):
         error = failures.explain(kind("no room", need=1, have=0, unit="requests", hint="wait", retry_after_s=wait))

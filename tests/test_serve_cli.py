@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,9 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("uvicorn")
 
 from minibatcher.cli import main
+from minibatcher.cli.options import file_stems
+from minibatcher.cli.serve_engines import save_timeline, timeline_files
+from minibatcher.errors import InvalidParameter
 from minibatcher.serve.listening import listen_on
 from minibatcher.timeline import Timeline
 
@@ -141,3 +145,21 @@ def test_an_open_address_without_keys_is_warned_of(host, warned, capsys, monkeyp
         err = capsys.readouterr().err
         assert ("anybody who reaches 0.0.0.0 may use this server" in err) == (warned and not key)
         assert "some-secret" not in err
+
+
+def test_each_timeline_has_a_file_of_its_own_whatever_its_model_is_called(tmp_path, capsys):
+    names = ["org/a", "org-a", "org a", "..", "x" * 500, "x" * 500 + "y", "a\nb:c"]
+    files = timeline_files(str(tmp_path / "run.json"), names)
+    assert list(files) == names and len(set(files.values())) == len(names)
+    for file in files.values():
+        Timeline().save(file)
+    assert len(list(tmp_path.iterdir())) == len(names)
+    assert file_stems(["org/a", "org-a"]) == ["org-a", "org-a-2"]
+    assert timeline_files(None, names) == {} and timeline_files("run.json", ["a/b"]) == {"a/b": "run.json"}
+    with pytest.raises(InvalidParameter, match="must name a file"):
+        timeline_files("/", names)
+    holder = SimpleNamespace(timeline=Timeline())
+    assert (
+        not save_timeline(holder, "a", str(tmp_path / "gone" / "run.json")) and "can't write" in capsys.readouterr().err
+    )
+    assert save_timeline(holder, "b", str(tmp_path / "b.json")) and (tmp_path / "b.json").exists()

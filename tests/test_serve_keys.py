@@ -77,6 +77,7 @@ def test_a_single_key_has_the_whole_queue():
         (f'[keys.a]\nkey="{SECRET}"\npriority=true\n', "priority of"),
         (f'[keys.a]\nkey="{SECRET}"\ntokens_per_s="many"\n', "\\[keys.a\\]: tokens_per_s must be a number"),
         (f'[keys.a]\nkey="{SECRET}"\ntokens_per_s=nan\n', "tokens_per_s"),
+        (f'[keys.a]\nkey="{SECRET}"\ntokens_per_s=1{"0" * 400}\n', "tokens_per_s must be a number"),
         (f'[keys.a]\nkey="{SECRET}"\nburst_tokens=5\n', "says nothing without tokens_per_s"),
         (f'[keys.a]\nkey="{SECRET}"\nmax_waiting_requests=0\n', "\\[keys.a\\]: max_waiting_requests"),
         (f'[keys."*"]\nkey="{SECRET}"\n', "can't be the name of a key"),

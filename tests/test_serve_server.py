@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("uvicorn")
 
 from fakes import fake_engine
+from uvicorn.server import ServerState
 
 from minibatcher.errors import InvalidParameter
 from minibatcher.serve import connections, server
@@ -502,3 +505,20 @@ class Slow:
     def run(self, plan):
         time.sleep(0.002)
         return self.runner.run(plan)
+
+
+def test_a_client_that_is_gone_when_it_is_told_off():
+    """Its socket can't be half closed any more, which is no fault of the server's."""
+
+    async def conversation():
+        transport = Mock(spec=asyncio.Transport)
+        transport.get_extra_info.return_value = None
+        transport.write_eof.side_effect = OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+        config = configure(App(Host()), Bounds())
+        config.load()
+        protocol = connections.BoundedProtocol(config, ServerState(), {}, bounds=Bounds())
+        protocol.connection_made(transport)
+        protocol.data_received(b"no HTTP\r\n\r\n")
+        return b"".join(call.args[0] for call in transport.write.call_args_list)
+
+    assert asyncio.run(conversation()).startswith(b"HTTP/1.1 400 ")

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import InvalidParameter, MinibatcherError
 from ..scheduling import ADMISSIONS, ORDERINGS, PREEMPTIONS
 
+LONGEST_STEM = 100  # characters of a file name that a run or model lends
 LONGEST_SENTENCE = 2_000  # characters; a name of thousands would bury the rest
 LARGEST = 1_000_000_000  # of any number: sums and products of a few stay finite, and clocks can wait that long
 
@@ -395,6 +396,18 @@ def check_file(path: str | None) -> None:
         else:
             target.open("xb").close()  # no rule tells as surely as trying
             target.unlink()
+
+
+def file_stems(names: Iterable[str]) -> list[str]:
+    """A name of a file for each of these names: without what separates folders, and no two alike."""
+    stems: list[str] = []
+    for name in names:
+        stem = re.sub(r"[\s/\\:\x00-\x1f]", "-", name)[:LONGEST_STEM]
+        free, number = stem, 2
+        while free in stems:
+            free, number = f"{stem}-{number}", number + 1
+        stems.append(free)
+    return stems
 
 
 def check_folder(path: str | None) -> None:

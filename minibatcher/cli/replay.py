@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidParameter, MissingDependency
-from ..report import definitions
 from ..request import SamplingParams
 from .compare import DEFAULT_NUM_REQUESTS
 from .options import natural_int, positive_int, positive_number
@@ -40,7 +39,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
         "as compare: rows that hold lengths alone become random token ids of the server's vocabulary, and\n"
         "answers are forced to the recorded lengths where the server can do that (vLLM, SGLang, TensorRT-LLM,\n"
         "llama.cpp, ours).",
-        epilog="What the numbers mean:\n\n" + definitions(100),
+        epilog="What the numbers of the table mean: minibatcher compare --help, or --explain.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("named", nargs="?", metavar="WORKLOAD", help="the same as --workload WORKLOAD")

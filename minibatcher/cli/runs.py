@@ -19,6 +19,7 @@ from .options import (
     check_file,
     check_folder,
     complain,
+    file_stems,
     positive_int,
     positive_number,
     rate,
@@ -278,8 +279,8 @@ def attempt(args: argparse.Namespace, write: Callable[[], None]) -> bool:
 def _write_timelines(timelines: dict[str, Any], folder: str) -> None:
     with writing(folder):
         Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, timeline in timelines.items():
-        path = Path(folder) / f"{name.replace(' ', '-')}.json"
+    for timeline, stem in zip(timelines.values(), file_stems(timelines)):
+        path = Path(folder) / f"{stem}.json"
         with writing(str(path)):
             timeline.save(path)
 

@@ -11,22 +11,21 @@ from .options import (
     add_engine_options,
     add_model_options,
     add_speed_options,
-    check_file,
     names_of,
     positive_int,
     positive_number,
     whole_number,
-    writing,
 )
 from .serve_engines import (
     KEY_VARIABLE,
     api_keys,
     model_names,
     record,
+    save_timeline,
     say,
     served_engine_options,
     special_ids,
-    timeline_file,
+    timeline_files,
     warm_engine,
 )
 
@@ -50,7 +49,9 @@ What it does meanwhile: /metrics, under the names that vLLM's dashboards ask for
 A file of API keys makes each key a tenant, with bounds of its own on each model; several share an engine fairly:
   [keys.alice]
   key = "secret"               # or key_sha256 = "64 hex digits"
-  tokens_per_s = 500           # also burst_tokens, requests_per_s, burst_requests, max_waiting_requests, priority
+  tokens_per_s = 500           # prompt + max_tokens; what was not generated is given back
+  burst_tokens = 20000         # so many at once (default: what a minute brings)
+Also requests_per_s, burst_requests, max_waiting_requests (default: an equal part of the queue), priority.
 """
 
 
@@ -149,9 +150,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError as error:
         raise MissingDependency(f"serving needs {error.name}: pip install 'minibatcher[serve]'") from error
     names = model_names(args)
-    files = {name: timeline_file(args.timeline, name, len(names)) for name in names}
-    for file in files.values():
-        check_file(file)
+    files = timeline_files(args.timeline, list(names))
     keys = api_keys(args)
     options = served_engine_options(args, keys)
     listener = listen_on(args.host, args.port)  # before the models are loaded, which may take minutes
@@ -190,12 +189,8 @@ def run(args: argparse.Namespace) -> int:
             ready=ready,
             say=say,
         )
-    for name, file in files.items():
-        if file is not None:
-            with writing(file):
-                engines[name].timeline.save(file)
-            say(f"the timeline of {name} is in {file}")
+    saved = [save_timeline(engines[name], name, file) for name, file in files.items()]
     if failure is not None:
         say(failure)
         return 1
-    return 0
+    return 0 if all(saved) else 2

@@ -6,13 +6,14 @@ import argparse
 import os
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidParameter
 from ..scheduling import strategy
-from .options import engine_options, load_for
+from .options import check_file, engine_options, file_stems, load_for, writing
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -37,12 +38,22 @@ def model_names(args: argparse.Namespace) -> dict[str, str]:
     return dict(zip(names, models))
 
 
-def timeline_file(given: str | None, name: str, num_models: int) -> str | None:
-    """One for each model: run.json, or run-NAME.json where there are several."""
-    if given is None or num_models == 1:
-        return given
+def timeline_files(given: str | None, names: Sequence[str]) -> dict[str, str]:
+    """One for each model: run.json, or run-NAME.json where there are several. Raises InvalidParameter."""
+    if given is None:
+        return {}
+    if len(names) == 1:
+        check_file(given)
+        return {names[0]: given}
     path = Path(given)
-    return str(path.with_name(f"{path.stem}-{name.replace('/', '-')}{path.suffix}"))
+    if not path.name:
+        raise InvalidParameter(f"--timeline must name a file, not {given!r}")
+    files = {
+        name: str(path.with_name(f"{path.stem}-{stem}{path.suffix}")) for name, stem in zip(names, file_stems(names))
+    }
+    for file in files.values():
+        check_file(file)
+    return files
 
 
 def api_keys(args: argparse.Namespace) -> ApiKeys | None:
@@ -110,6 +121,18 @@ def record(engine: Engine, metrics: ServerMetrics, name: str, keep: bool) -> Non
 
     engine.recorder = ServeRecorder(metrics, name, engine.scheduler, TimelineRecorder() if keep else None)
     engine.reset()
+
+
+def save_timeline(engine: Engine, name: str, file: str) -> bool:
+    """Whether it could be written; if not, it has been told, and costs no other model's."""
+    try:
+        with writing(file):
+            engine.timeline.save(file)
+    except InvalidParameter as error:
+        say(str(error))
+        return False
+    say(f"the timeline of {name} is in {file}")
+    return True
 
 
 def say(sentence: str) -> None:

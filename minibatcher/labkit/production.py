@@ -130,9 +130,10 @@ def _circumstances(engines: dict[str, list[Run]]) -> str:
     runs = [run for of_engine in engines.values() for run in of_engine]
     header, workload = runs[0].header, runs[0].header["workload"]
     rounds = sorted({len(of_engine) for of_engine in engines.values()})
+    each = "one run" if rounds == [1] else f"medians of {' to '.join(map(str, rounds))} runs"
     processors = {run.measured.get("num_cpus") for run in runs} - {None}
     facts = [
-        f"medians of {' to '.join(map(str, rounds))} runs of each",
+        f"{each} of each",
         ", ".join(dict.fromkeys(f"model {model}" for run in runs if (model := run.header.get("model")))),
         f"{runs[0].metrics['num_requests']} requests of the workload {workload['name']}, seed {header['seed']}",
         *(f"{count} processors" for count in processors),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 CLOCK_S, CLOCK_ROUNDING = 1e-9, 1e-15  # how finely a clock tells the time: seconds, and share of the time told
 
 
@@ -32,6 +34,8 @@ class TokenBucket:
         if amount > self.burst or not self.rate_per_s:
             return None
         delay = missing / self.rate_per_s
+        if delay == math.inf:  # the rate is so small that it is none
+            return None
         return 0.0 if delay <= CLOCK_S + now * CLOCK_ROUNDING else delay
 
     def take(self, amount: float, now: float) -> None:

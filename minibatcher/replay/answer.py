@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from ..timeline import RequestRecord
-from .server import message_of
+from .server import message_of, parse
 
 REASONS = {"length": "length", "abort": "abort", "error": "error"}  # every other reason is one to stop
 COUNTED_BY = {
@@ -16,12 +15,18 @@ COUNTED_BY = {
     "total": "the count that the server gives at the end",
     "events": "events with text, since the server gives no count",
 }
+MOST_PROMPT_TOKENS = 2**31 - 1  # that a server may count
 
 
 class Answer:
-    """What the client knows of one request. Times: seconds since the replay began; sent: None until it has been."""
+    """What the client knows of one request. Times: seconds since the replay began; sent: None until it has been.
 
-    def __init__(self, num_prompt_tokens: int | None) -> None:
+    max_tokens: what was asked for. done: the server has said that nothing follows.
+    """
+
+    def __init__(self, num_prompt_tokens: int | None, max_tokens: int = 100_000) -> None:
+        # Some servers count the end of sequence too; who counts far beyond it would fill our memory with times.
+        self._most_tokens = 2 * max_tokens + 16
         self.sent: float | None = None
         self.finished: float | None = None
         self.finish_reason: str | None = None
@@ -37,23 +42,23 @@ class Answer:
         self._counted = 0
         self._ids: list[int] = []
         self._text: list[str] = []
-        self._done = False
+        self.done = False
         self._blank: list[float] = []  # times of events without text, ids or count
 
     def take(self, data: bytes, now: float) -> None:
         """One event. Raises ValueError for what is none."""
         if data.strip() == b"[DONE]":
-            self._done = True
+            self.done = True
+        if self.done or self.finish_reason == "error":
             return
-        event = json.loads(data)
-        if self.finish_reason == "error":
-            return
+        event = parse(data)
         if not isinstance(event, dict):
             raise ValueError(f"an event is no JSON object: {data[:100]!r}")
         if event.get("error"):
             self.fail(f"the server says: {message_of(event)}", now)
             return
-        self.version = self.version or event.get("system_fingerprint")
+        version = event.get("system_fingerprint")
+        self.version = self.version or (version if isinstance(version, str) else None)
         usage = event.get("usage")
         if isinstance(usage, dict):
             self._take_usage(usage)
@@ -62,20 +67,27 @@ class Answer:
             self._take_choice(choices[0], event, now)
 
     def _take_usage(self, usage: dict[str, Any]) -> None:
-        self._total = usage.get("completion_tokens", self._total)
-        self.num_prompt_tokens = usage.get("prompt_tokens") or self.num_prompt_tokens
+        total = self._output_count(usage.get("completion_tokens"))
+        self._total = self._total if total is None else total
+        self.num_prompt_tokens = counted(usage.get("prompt_tokens"), MOST_PROMPT_TOKENS) or self.num_prompt_tokens
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
-            self.num_cached_tokens = details.get("cached_tokens") or 0
+            self.num_cached_tokens = counted(details.get("cached_tokens"), MOST_PROMPT_TOKENS) or 0
+
+    def _output_count(self, value: Any) -> int | None:
+        return counted(value, self._most_tokens)
 
     def _take_choice(self, choice: dict[str, Any], event: dict[str, Any], now: float) -> None:
         part = choice.get("delta") or choice.get("message") or choice
         text = "".join(part.get(key) or "" for key in ("reasoning_content", "reasoning", "text", "content"))
         ids = choice.get("token_ids")
+        if ids is not None and not (isinstance(ids, list) and all(type(i) is int and i >= 0 for i in ids)):
+            raise ValueError(f"token_ids are no token ids: {repr(ids)[:100]}")
+        self._output_count(len(self._ids) + len(ids or ()))
         usage, timings = event.get("usage"), event.get("timings")
-        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        count = self._output_count(usage.get("completion_tokens")) if isinstance(usage, dict) else None
         if count is None and isinstance(timings, dict):
-            count = timings.get("predicted_n")
+            count = self._output_count(timings.get("predicted_n"))
         if text or ids or (count or 0) > self._counted:
             self._counted = max(self._counted, count or 0)
             self._times.append(now)
@@ -94,7 +106,7 @@ class Answer:
 
     def close(self, now: float) -> None:
         """The stream has ended by itself."""
-        if self.finish_reason is None and not self._done:
+        if self.finish_reason is None and not self.done:
             self.fail("the stream ended before the answer did", now)
         elif self.finish_reason is None:
             self.finish_reason, self.finished = "stop", now
@@ -149,6 +161,13 @@ class Answer:
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
         )
+
+
+def counted(value: Any, most: int) -> int | None:
+    """A count of tokens, None where none is told. Raises ValueError for what can be none."""
+    if value is not None and (type(value) is not int or not 0 <= value <= most):
+        raise ValueError(f"{repr(value)[:100]} is no number of tokens from 0 to {most:,}")
+    return value
 
 
 def shared_out(total: int, lengths: Sequence[int]) -> list[int]:

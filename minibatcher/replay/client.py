@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -12,13 +11,16 @@ import aiohttp
 from .answer import Answer
 from .asks import Ask
 from .events import Events
-from .server import Server, message_of, reason
+from .server import Server, message_of, parse, plain, read_body, reason
 
 REFUSED = (429, 503)  # the server is there, but lets nobody in now
 CONNECT_S = 30
 # Connections are dropped before the server drops them (uvicorn: after 5 s without a request): else it may do so just as
 # a request is on its way, which then fails.
 KEEP_ALIVE_S = 2
+LINGER_S = 1  # for the end of a stream that has said that it is done: the connection can then be used again
+ANSWER_BYTES, TOKEN_BYTES = 1 << 20, 16 << 10  # the longest answer: that, and so much for each token asked for
+ERROR_BYTES = 100_000
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -51,7 +53,7 @@ async def serve_all(
     that has ended. A cancellation aborts what is under way: it ends as `abort`, and so does what was not sent yet.
     """
     begun = time.perf_counter()
-    answers = [Answer(ask.num_prompt_tokens) for ask in asks]
+    answers = [Answer(ask.num_prompt_tokens, ask.max_tokens) for ask in asks]
     url = server.url + ("/chat/completions" if chat else "/completions")
     tasks: set[asyncio.Task] = set()
 
@@ -111,28 +113,45 @@ async def _ask(
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **headers}
     async with session.post(url, data=ask.body, headers=headers, trace_request_ctx=sent) as response:
         if response.status != 200:
-            words = _told_in(await response.content.read(100_000))
+            words = await _told_in(response)
             kind = "refused" if response.status in REFUSED else "error"
             answer.fail(words or f"status {response.status}", now(), kind)
             answer.status = response.status
             return
+        most = ANSWER_BYTES + TOKEN_BYTES * ask.max_tokens
         if response.content_type == "application/json":  # the whole answer at once, not a stream
-            answer.take(await response.read(), now())
+            answer.take(await read_body(response, most), now())
             answer.close(now())
             return
-        events = Events()
+        events, size, num_events = Events(), 0, 0
         async for piece in response.content.iter_any():
+            size += len(piece)
+            if size > most:
+                raise ValueError(f"more than {most:,} bytes for {ask.max_tokens:,} tokens")
             moment = now()  # all events of a piece came together
             for data in events.feed(piece):
+                num_events += 1
                 answer.take(data, moment)
+            if answer.done:
+                break
         moment = now()
         for data in events.close():
+            num_events += 1
             answer.take(data, moment)
+        if not num_events:
+            answer.fail(f"no event came, in {size:,} bytes of {plain(response.content_type)}", moment)
         answer.close(moment)
+        if answer.done:
+            await asyncio.wait_for(response.content.read(1), LINGER_S)
 
 
-def _told_in(body: bytes) -> str:
+async def _told_in(response: aiohttp.ClientResponse) -> str:
+    """Why there is no answer."""
     try:
-        return message_of(json.loads(body))
+        body = await read_body(response, ERROR_BYTES)
+    except ValueError as error:
+        return f"status {response.status}, and {reason(error)}"
+    try:
+        return message_of(parse(body))
     except ValueError:
-        return " ".join(body.decode(errors="replace").split())[:200]
+        return plain(body.decode(errors="replace"))

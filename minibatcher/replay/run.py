@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from ..workload import Workload
 from .answer import Answer
 from .asks import Ask, asks_of, warm_up_asks
 from .client import open_session, serve_all
+from .keys import check_keys, sendable
 from .notes import notes_of
 from .server import NoServer, Server, find_server
 from .vocabulary import Vocabulary
@@ -58,6 +60,8 @@ def replay(
     KeyboardInterrupt before the clock has started.
     """
 
+    api_key = sendable(api_key, "the API key") if api_key else None
+
     def headers_of(tenant: str) -> dict[str, str]:
         key = (tenant_keys or {}).get(tenant, api_key)
         return {"Authorization": f"Bearer {key}"} if key else {}
@@ -69,6 +73,8 @@ def replay(
             server = await find_server(session, base_url, model, known)
             vocabulary = Vocabulary.of_files(tokenizer) if tokenizer else Vocabulary.of_server(server)
             workload, max_model_len = read(server, vocabulary) if callable(read) else (read, server.max_model_len)
+            if tenant_keys and api_key is None:
+                check_keys(tenant_keys, workload)
             text = chat or as_text or any(row.prompt is not None for row in workload)
             if warm_up:
                 server = await _warm_up(session, server, vocabulary, warm_up, chat, text, known)
@@ -173,12 +179,15 @@ def in_a_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Ctrl-C, which Python tells the main thread alone, cancels it. Raises KeyboardInterrupt if it ends by that.
     """
     cancel: list[Callable[[], Any]] = []
+    asked = False
 
     async def cancellable() -> T:
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
         cancel.append(lambda: loop.call_soon_threadsafe(task.cancel))
+        if asked:  # before there was anything to cancel
+            raise asyncio.CancelledError
         return await main()
 
     with ThreadPoolExecutor(1) as pool:
@@ -187,7 +196,9 @@ def in_a_thread(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
             try:
                 return future.result()
             except KeyboardInterrupt:
+                asked = True
                 for function in cancel:
-                    function()
+                    with suppress(RuntimeError):  # the loop has closed: it is over
+                        function()
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None

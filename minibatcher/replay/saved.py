@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import WorkloadError
-from ..timeline import Timeline
+from ..timeline import Timeline, parse
 
 KEPT = "timelines"  # in a replay's JSON: label → what Timeline.to_json made
 
@@ -19,7 +18,7 @@ def load_runs(path: str) -> dict[str, Timeline]:
     Raises WorkloadError for anything else, and for simulated runs, which are never shown beside measured ones.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise WorkloadError(f"can't read the run {path}: {error}") from error
     runs = _runs_in(data, path)
@@ -42,7 +41,8 @@ def _runs_in(data: Any, path: str) -> dict[str, Timeline]:
             )
         return {label: Timeline.from_json(one, f"{path} ({label})") for label, one in kept.items()}
     timeline = Timeline.from_json(data, path)
-    return {str(timeline.header["strategy"]) if timeline.at_client else Path(path).stem: timeline}
+    name = timeline.header.get("strategy") if timeline.at_client else None
+    return {name or Path(path).stem: timeline}
 
 
 def beside(taken: Iterable[str], paths: Iterable[str]) -> dict[str, Timeline]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -13,6 +14,8 @@ import aiohttp
 from ..errors import InvalidParameter, MinibatcherError
 
 ASK_S = 30  # longest wait for an answer about the server itself
+MOST_BYTES = 16 << 20  # of such an answer
+LARGEST_VOCABULARY = 2**24  # tokens; the largest models have a quarter of a million
 
 # Beyond OpenAI's own fields, by the owner that a server names for its models. Servers that nobody here knows are only
 # asked to go on after the end of sequence, and only if they don't mind (client.warm_up).
@@ -71,7 +74,10 @@ async def find_server(
         if status in (401, 403):
             raise NoServer(f"{url} wants a key, or another one (status {status}{_words(told)}); give --api-key")
     if model is None:
-        raise NoServer(f"{urls[-1]}/models answers with status {status}{_words(told)}; name the model with --model")
+        raise NoServer(
+            f"{urls[0]}/models answers with status {status}{_words(told)}; correct --base-url, "
+            "which ends in /v1 as a rule, or name the model with --model if this server has no list of models"
+        )
     return Server(urls[0], model, "", extensions=EXTENSIONS[""])
 
 
@@ -80,16 +86,23 @@ async def _describe(
 ) -> Server:
     listed = told.get("data") if isinstance(told, dict) else None
     entries = [one for one in listed or () if isinstance(one, dict) and isinstance(one.get("id"), str)]
-    names = [one["id"] for one in entries]
+    names = [plain(one["id"]) for one in entries]
     if model is None and len(entries) != 1:
         raise NoServer(f"{url} serves {', '.join(names) or 'no model'}; name one with --model")
     entry = next((one for one in entries if model in (None, one["id"])), None)
     if entry is None:
         raise NoServer(f"{url} does not serve {model!r}; it serves {', '.join(names)}")
-    meta: dict[str, Any] = entry.get("meta") or {}
+    told_meta = entry.get("meta")
+    meta: dict[str, Any] = told_meta if isinstance(told_meta, dict) else {}
     owner = str(entry.get("owned_by") or "")
     kind = owner.lower() if owner.lower() in EXTENSIONS else ""
-    special = entry.get("special_token_ids")
+    vocab_size = _count(entry.get("vocab_size")) or _count(meta.get("n_vocab"))
+    special = special_ids(entry.get("special_token_ids"), vocab_size)
+    if vocab_size is not None and (vocab_size > LARGEST_VOCABULARY or len(special) >= vocab_size):
+        raise NoServer(
+            f"{url} tells of {vocab_size:,} tokens of which {len(special):,} are special: that is no vocabulary to "
+            "make prompts of; is this the right address?"
+        )
     length = _count(entry.get("max_model_len")) or _count(meta.get("n_ctx"))
     version = None
     root = url.removesuffix("/v1")
@@ -108,8 +121,8 @@ async def _describe(
         kind,
         owned_by=owner or None,
         version=version if isinstance(version, str) else None,
-        vocab_size=_count(entry.get("vocab_size")) or _count(meta.get("n_vocab")),
-        special_token_ids=tuple(filter(lambda i: type(i) is int, special)) if isinstance(special, list) else (),
+        vocab_size=vocab_size,
+        special_token_ids=special,
         max_model_len=length,
         extensions=EXTENSIONS[kind],
     )
@@ -119,14 +132,38 @@ async def _get(session: aiohttp.ClientSession, url: str, headers: dict[str, str]
     """Status and JSON (else None). Raises NoServer."""
     try:
         async with session.get(url, headers=headers, timeout=aiohttp.ClientTimeout(total=ASK_S)) as response:
+            body = await read_body(response, MOST_BYTES)
             try:
-                return response.status, await response.json(content_type=None)
+                return response.status, parse(body)
             except ValueError:
                 return response.status, None
     except asyncio.TimeoutError:
         raise NoServer(f"{url} has not answered within {ASK_S} s; is this the server's address?") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {reason(error)}; start it, or correct --base-url") from None
+
+
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """All of it. Raises ValueError if it is longer than `most` bytes."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise ValueError(f"the answer is longer than {most:,} bytes")
+    return b"".join(pieces)
+
+
+def parse(text: bytes) -> Any:
+    """JSON of a stranger. Raises ValueError for what is none: Python's own reader takes NaN, and breaks on depth."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("JSON too deeply nested") from None
 
 
 def reason(error: BaseException) -> str:
@@ -137,7 +174,12 @@ def reason(error: BaseException) -> str:
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)
     words = getattr(cause, "strerror", None) or str(cause) or type(error).__name__
-    return " ".join(str(words).split())[:300]
+    return plain(words)
+
+
+def plain(words: Any) -> str:
+    """A stranger's words in one short line, without what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(words).split())[:300])
 
 
 def message_of(told: Any) -> str:
@@ -146,12 +188,18 @@ def message_of(told: Any) -> str:
         told = told.get("error", told)
         if isinstance(told, dict):
             told = told.get("message") or told.get("detail") or told.get("error_type") or ""
-    return " ".join(str(told or "").split())[:300]
+    return plain(told or "")
 
 
 def _words(told: Any) -> str:
     words = message_of(told)
     return f": {words}" if words else ""
+
+
+def special_ids(told: Any, vocab_size: int | None) -> tuple[int, ...]:
+    """Those that are ids of the vocabulary."""
+    listed = {i for i in told if type(i) is int} if isinstance(told, list) else set()
+    return tuple(sorted(i for i in listed if 0 <= i < (vocab_size or 0)))
 
 
 def _count(value: Any) -> int | None:

@@ -70,7 +70,11 @@ def create_app(hosts: Mapping[str, EngineHost], settings: ServeSettings) -> Fast
     return app
 
 
-def _answer_error(_: Request, error: Exception) -> Response:
+def _answer_error(http: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):  # its words are the status's
+        path = http.url.path[:LONGEST_ID]
+        message = f"{http.method} {path}: {error.detail}; /openapi.json says what this server answers"
+        return ApiError(error.status_code, message, headers=error.headers).response()
     return explain(error).response()
 
 

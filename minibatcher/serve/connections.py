@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +110,8 @@ class BoundedProtocol(H11Protocol):
         self._parted = True
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has gone already
+                self.transport.write_eof()
         self.loop.call_later(PARTING_S, self.transport.abort)
 
     def pause_writing(self) -> None:

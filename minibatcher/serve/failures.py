@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ..errors import InvalidParameter, QueueFull, RateLimited, RequestRefused
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+LONGEST_WAIT_S = 2**31 - 1  # that every client can read
 LONGEST_VALUE = 60  # characters of a client's value that its error repeats
 
 
@@ -38,7 +37,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = dict(headers or {})
         if retry_after_s is not None:
-            self.headers["Retry-After"] = str(max(1, math.ceil(retry_after_s)))
+            self.headers["Retry-After"] = str(max(1, math.ceil(min(retry_after_s, LONGEST_WAIT_S))))
 
     @property
     def body(self) -> dict[str, Any]:
@@ -65,9 +64,6 @@ def explain(error: Exception, param: str | None = None) -> ApiError:
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, RequestValidationError):
         return _invalid(error)
-    if isinstance(error, HTTPException):
-        message = f"{HTTPStatus(error.status_code).phrase}; /openapi.json says what this server answers"
-        return ApiError(error.status_code, message, headers=error.headers)
     return ApiError(500, "the server has failed; its log says how", code="internal_error")
 
 
