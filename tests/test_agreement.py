@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from minibatcher.labkit.agreement import FOLDER, GENERATORS, agreement
+from minibatcher.labkit.agreement import FILES, agreement
 from minibatcher.labkit.notebooks import BuildError
 
 
@@ -28,9 +28,10 @@ def report(name, ttft=100.0, **more):
 
 
 def written(folder, *reports):
-    (folder / FOLDER).mkdir(parents=True)
-    for name, one in zip(GENERATORS, reports):
-        (folder / FOLDER / f"load-generator-{name}.json").write_text(json.dumps(one), encoding="utf-8")
+    for one in reports:
+        file = folder / FILES.replace("*", one["generator"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(one), encoding="utf-8")
     return folder
 
 
@@ -47,3 +48,8 @@ def test_each_generator_stands_beside_the_server_and_a_replay(tmp_path):
 def test_two_sides_of_a_run_that_differ_are_no_part_of_the_book(tmp_path):
     with pytest.raises(BuildError, match="ttft_ms mean is 102, and 90 at the server"):
         agreement(written(tmp_path, report("guidellm"), report("vllm", ttft=90.0)))
+
+
+def test_without_a_measurement_there_is_no_table(tmp_path):
+    with pytest.raises(BuildError, match="there is no chapters/measured/load-generator"):
+        agreement(tmp_path)
