@@ -45,9 +45,9 @@ def test_each_generator_stands_beside_the_server_and_a_replay(tmp_path):
     assert "guidellm 1.2: model m, 9 requests of w at 2.00 a second, 3 rounds, medians, 2030-01-02" in table
 
 
-def test_two_sides_of_a_run_that_differ_are_no_part_of_the_book(tmp_path):
-    with pytest.raises(BuildError, match="ttft_ms mean is 102, and 90 at the server"):
-        agreement(written(tmp_path, report("guidellm"), report("vllm", ttft=90.0)))
+def test_two_sides_of_a_run_that_differ_are_marked(tmp_path):
+    table = agreement(written(tmp_path, report("guidellm"), report("vllm", ttft=90.0)))
+    assert "| +2.0% |" in table and "| **+13.3%** |" in table and table.count("**") == 4
 
 
 def test_without_a_measurement_there_is_no_table(tmp_path):

@@ -27,9 +27,9 @@ MOST = 0.05
 def agreement(root: Path) -> str:
     """For each generator its own figure, the server's of the very same run, how far apart they are, and a replay's.
 
-    Raises BuildError where there is none, or the two sides of one run differ by more than 5 %.
+    More than 5 % between the two sides of one run stands in bold. Raises BuildError where there is no report.
     """
-    reports = [_read(path) for path in sorted(root.glob(FILES))]
+    reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(root.glob(FILES))]
     if not reports:
         raise BuildError(f"there is no {FILES}; tests/load_generator.py writes it")
     heads = [f"{report['version']} | the server | apart by | a replay" for report in reports]
@@ -42,22 +42,14 @@ def agreement(root: Path) -> str:
     return "\n".join([*lines, "", _circumstances(reports)]) + "\n"
 
 
-def _read(path: Path) -> dict[str, Any]:
-    report = json.loads(path.read_text(encoding="utf-8"))
-    theirs, ours = (report["medians"][who] for who in ("generator", "server"))
-    for figure in theirs:
-        if abs(theirs[figure] / ours[figure] - 1) > MOST:
-            raise BuildError(f"{path.name}: {figure} is {theirs[figure]:.5g}, and {ours[figure]:.5g} at the server")
-    return report
-
-
 def _cells(report: dict[str, Any], name: str) -> list[str]:
     told = report["medians"]["generator"].get(name)
     if told is None:  # defined in another way
         return ["–"] * 4
     server, replay = (report["medians"][who][name] for who in ("server", "replay"))
     digits = (lambda value: f"{value:,.0f}") if name.startswith("num_") else (lambda value: number(value, 4))
-    return [digits(told), digits(server), f"{told / server - 1:+.1%}", digits(replay)]
+    apart = f"{told / server - 1:+.1%}"
+    return [digits(told), digits(server), f"**{apart}**" if abs(told / server - 1) > MOST else apart, digits(replay)]
 
 
 def _circumstances(reports: list[dict[str, Any]]) -> str:
@@ -69,4 +61,4 @@ def _circumstances(reports: list[dict[str, Any]]) -> str:
             f"{workload['name']} at {number(report['request_rate'], 3)} a second, {len(report['rounds'])} rounds, "
             f"medians, {when}"
         )
-    return f"**Measured**: {'; '.join(told)}."
+    return f"**Measured**: {'; '.join(told)}. More than {MOST:.0%} apart stands in bold."
