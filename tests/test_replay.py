@@ -332,6 +332,21 @@ def test_tokens_that_an_earlier_replay_left_in_the_cache_are_told():
     assert "4 prompt tokens were found" in " ".join(timeline.header["client_notes"])
 
 
+def test_a_server_that_tells_no_special_tokens_is_pointed_out():
+    with fake_server(models=[UNKNOWN]) as server:
+        told = replay(workload(), server.url).header["client_notes"]
+        texts = replay(Workload("texts", (WorkloadRequest("a", 0.0, None, 3, prompt="O"),), "these tests"), server.url)
+    assert "--tokenizer" in " ".join(told)
+    assert "--tokenizer" not in " ".join(texts.header["client_notes"])
+
+
+def test_no_connection_is_used_twice():
+    """A server may drop an idle one just as the next request is on its way."""
+    with fake_server() as server:
+        replay(workload(), server.url)
+    assert server.headers and all(headers["Connection"] == "close" for headers in server.headers)
+
+
 # --- what goes wrong before the clock starts
 
 

@@ -15,19 +15,19 @@ from .server import Server, message_of, parse, plain, read_body, reason
 
 REFUSED = (429, 503)  # the server is there, but lets nobody in now
 CONNECT_S = 30
-# Connections are dropped before the server drops them (uvicorn: after 5 s without a request): else it may do so just as
-# a request is on its way, which then fails.
-KEEP_ALIVE_S = 2
-LINGER_S = 1  # for the end of a stream that has said that it is done: the connection can then be used again
+LINGER_S = 1  # for the end of a stream that has said that it is done: a server may mind who leaves before
 ANSWER_BYTES, TOKEN_BYTES = 1 << 20, 16 << 10  # the longest answer: that, and so much for each token asked for
 ERROR_BYTES = 100_000
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without a bound on connections, which notes when each request was written to its own."""
+    """A session without a bound on connections, which notes when each request was written to its own.
+
+    No connection is used twice: a server may drop an idle one just as a request is on its way, which then fails.
+    """
     trace = aiohttp.TraceConfig()
     trace.on_request_headers_sent.append(_note_sent)
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=[trace])
 

@@ -16,15 +16,27 @@ LATE_MS = 10.0  # of which an open-loop client may be late without a word
 MOST_ERRORS = 3
 
 
-def notes_of(asks: Sequence[Ask], answers: Sequence[Answer], timeline: Timeline, own_keys: bool) -> list[str]:
-    """own_keys: each tenant sent a key of its own."""
+def notes_of(
+    asks: Sequence[Ask], answers: Sequence[Answer], timeline: Timeline, own_keys: bool, special_known: bool
+) -> list[str]:
+    """own_keys: each tenant sent a key of its own. special_known: the model's special tokens are."""
     return [
+        *_special(asks, special_known),
         *_late(asks, answers),
         *_counted(answers),
         *_lengths(asks, answers, timeline),
         *_cached(asks, timeline),
         *_tenants(timeline, own_keys),
         *_errors(answers),
+    ]
+
+
+def _special(asks: Sequence[Ask], known: bool) -> list[str]:
+    if known or all(ask.row.prompt is not None for ask in asks):
+        return []
+    return [
+        "nobody told which tokens of the model are special, so prompts may hold some, and are not those of compare; "
+        "name the model's tokenizer with --tokenizer"
     ]
 
 

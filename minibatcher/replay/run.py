@@ -69,15 +69,15 @@ def replay(
     async def main() -> Timeline:
         async with open_session() as session:
             first_key = next(iter((tenant_keys or {}).values()), api_key)
-            known = {"Authorization": f"Bearer {first_key}"} if first_key else {}
-            server = await find_server(session, base_url, model, known)
+            first = {"Authorization": f"Bearer {first_key}"} if first_key else {}
+            server = await find_server(session, base_url, model, first)
             vocabulary = Vocabulary.of_files(tokenizer) if tokenizer else Vocabulary.of_server(server)
             workload, max_model_len = read(server, vocabulary) if callable(read) else (read, server.max_model_len)
             if tenant_keys and api_key is None:
                 check_keys(tenant_keys, workload)
             text = chat or as_text or any(row.prompt is not None for row in workload)
             if warm_up:
-                server = await _warm_up(session, server, vocabulary, warm_up, chat, text, known)
+                server = await _warm_up(session, server, vocabulary, warm_up, chat, text, first)
             own = params or SamplingParams()
             asks = asks_of(
                 workload,
@@ -101,9 +101,11 @@ def replay(
                     on_end=lambda answer: bar.update() and None,
                 )
             header = _header(server, label, workload, seed, own, max_model_len)
-            timeline = _timeline(asks, answers, header, chat, bool(tenant_keys))
+            timeline = _timeline(asks, answers, header, chat)
+            special_known = tokenizer is not None or bool(vocabulary.special)
+            header["client_notes"] = notes_of(asks, answers, timeline, bool(tenant_keys), special_known)
             if interrupted:
-                timeline.header["interrupted"] = True
+                header["interrupted"] = True
             return timeline
 
     return in_a_thread(main)
@@ -160,7 +162,7 @@ def _header(
     }
 
 
-def _timeline(asks: list[Ask], answers: list[Answer], header: dict[str, Any], chat: bool, own_keys: bool) -> Timeline:
+def _timeline(asks: list[Ask], answers: list[Answer], header: dict[str, Any], chat: bool) -> Timeline:
     timeline = Timeline("measured", header)
     for ask, answer in zip(asks, answers):
         row = ask.row
@@ -169,7 +171,6 @@ def _timeline(asks: list[Ask], answers: list[Answer], header: dict[str, Any], ch
     header["lateness_ms"] = spread(
         answer.sent - ask.row.arrival_time for ask, answer in zip(asks, answers) if answer.sent is not None
     )
-    header["client_notes"] = notes_of(asks, answers, timeline, own_keys)
     return timeline
 
 
