@@ -28,6 +28,7 @@ LOADED_BEFORE = (
     *("asyncio", "concurrent.futures", "ctypes", "importlib.metadata", "shutil", "tempfile", "webbrowser"),
     *("anywidget", "gguf", "IPython.display", "ipywidgets", "jinja2", "jupytext", "matplotlib.pyplot", "nbclient"),
     *("nbformat", "numpy", "safetensors.torch", "sphinx.application", "tokenizers", "torch", "tqdm"),
+    *("aiohttp", "fastapi", "prometheus_client", "uvicorn.protocols.http.h11_impl"),
 )
 # What CPython's documentation marks as "Availability: Unix" (or Linux), as far as anybody might think of using it.
 NOT_ON_WINDOWS = {
