@@ -39,6 +39,27 @@ class Form(ABC):
     def piece(self, index: int, request: Request, output: Output) -> dict[str, Any]:
         """A choice of a chunk."""
 
+    def _told(
+        self,
+        index: int,
+        request: Request,
+        content: dict[str, Any],
+        logprobs: dict[str, Any] | None,
+        reason: FinishReason | None,
+        token_ids: list[int],
+    ) -> dict[str, Any]:
+        """A choice around its content, whole or in pieces. reason: why it has ended, None if it has not."""
+        choice = {
+            "index": index,
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": reason.value if reason else None,
+            "stop_reason": request.stop_reason if reason else None,
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = token_ids
+        return choice
+
     def opening(self, index: int) -> dict[str, Any] | None:
         """A choice of the chunk that goes before the first piece, if there is one."""
         return None

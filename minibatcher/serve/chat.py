@@ -27,17 +27,8 @@ class ChatForm(Form):
         logprobs = None
         if request.params.logprobs is not None:
             logprobs = chat_logprobs(self.call.host.tokenizer, request.logprobs)
-        assert request.finish_reason is not None
-        choice = {
-            "index": index,
-            "message": {"role": "assistant", "content": request.output_text, "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": request.finish_reason.value,
-            "stop_reason": request.stop_reason,
-        }
-        if self.body.return_token_ids:
-            choice["token_ids"] = request.output_token_ids
-        return choice
+        content = {"message": {"role": "assistant", "content": request.output_text, "refusal": None}}
+        return self._told(index, request, content, logprobs, request.finish_reason, request.output_token_ids)
 
     def opening(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -47,16 +38,10 @@ class ChatForm(Form):
         logprobs = None
         if output.logprob is not None:
             logprobs = chat_logprobs(self.call.host.tokenizer, [output.logprob])
-        choice = {
-            "index": index,
-            "delta": {"content": output.text},
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason.value if output.finish_reason else None,
-            "stop_reason": request.stop_reason if output.finish_reason else None,
-        }
-        if self.body.return_token_ids:
-            choice["token_ids"] = [] if output.token_id is None else [output.token_id]
-        return choice
+        token_ids = [] if output.token_id is None else [output.token_id]
+        return self._told(
+            index, request, {"delta": {"content": output.text}}, logprobs, output.finish_reason, token_ids
+        )
 
     def extra(self) -> dict[str, Any]:
         return {"prompt_token_ids": self.requests[0].prompt_token_ids} if self.body.return_token_ids else {}

@@ -29,16 +29,10 @@ class CompletionForm(Form):
         logprobs = None
         if request.params.logprobs is not None:
             logprobs = completion_logprobs(self.call.host.tokenizer, request.logprobs)
-        assert request.finish_reason is not None
-        choice = {
-            "index": index,
-            "text": request.output_text,
-            "logprobs": logprobs,
-            "finish_reason": request.finish_reason.value,
-            "stop_reason": request.stop_reason,
-        }
+        content = {"text": request.output_text}
+        choice = self._told(index, request, content, logprobs, request.finish_reason, request.output_token_ids)
         if self.body.return_token_ids:
-            choice |= {"token_ids": request.output_token_ids, "prompt_token_ids": request.prompt_token_ids}
+            choice["prompt_token_ids"] = request.prompt_token_ids
         return choice
 
     def piece(self, index: int, request: Request, output: Output) -> dict[str, Any]:
@@ -46,18 +40,10 @@ class CompletionForm(Form):
         if output.logprob is not None:
             logprobs = completion_logprobs(self.call.host.tokenizer, [output.logprob], self._offsets[index])
             self._offsets[index] += len(logprobs["tokens"][0])
-        ended = output.finish_reason is not None
-        choice = {
-            "index": index,
-            "text": output.text,
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason.value if output.finish_reason else None,
-            "stop_reason": request.stop_reason if ended else None,
-        }
-        if self.body.return_token_ids:
-            choice["token_ids"] = [] if output.token_id is None else [output.token_id]
-            if index not in self._begun:
-                choice["prompt_token_ids"] = request.prompt_token_ids
+        token_ids = [] if output.token_id is None else [output.token_id]
+        choice = self._told(index, request, {"text": output.text}, logprobs, output.finish_reason, token_ids)
+        if self.body.return_token_ids and index not in self._begun:
+            choice["prompt_token_ids"] = request.prompt_token_ids
         self._begun.add(index)
         return choice
 
